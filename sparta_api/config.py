@@ -1,0 +1,318 @@
+"""The models of `tribe.yaml`: what a user may write, with the meaning of every key beside it.
+
+`config_file` reads the YAML and turns pydantic's complaints into `file:line` sentences. Strings keep
+their `${VAR}` here; `config_file.expand` makes the copy that the run works with.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, values are never changed after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Sampling(Section):
+    """How a fighter's answers are sampled."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    max_tokens: PositiveInt = 512
+
+
+class Price(Section):
+    """USD per million tokens."""
+
+    input: NonNegativeFloat
+    cached_input: NonNegativeFloat | None = None
+    """Price of input tokens served from the provider's cache; `input` where it is absent."""
+    output: NonNegativeFloat
+
+
+class Instructions(Section):
+    """Where the instructions come from."""
+
+    path: Text
+    """.jsonl .json .csv .tsv .parquet .txt relative to tribe.yaml, or hf:ORG/NAME[:SPLIT]."""
+    field: Text = "prompt"
+    """The column that holds a string or a list of chat messages."""
+    per_iteration: PositiveInt | None = None
+    """How many instructions an iteration plays; all where it is absent."""
+
+
+class Server(Section):
+    """A server that the run starts, watches and stops."""
+
+    backend: Literal["vllm", "command"] = "vllm"
+    model: Text | None = None
+    """A model directory relative to tribe.yaml, or a hub id."""
+    gpus: list[int] | None = None
+    """The GPUs it may see; all where it is absent."""
+    args: list[str] = []
+    """More arguments for vLLM's API server."""
+    command: list[str] | None = None
+    """The whole command instead of vLLM; {port}, {host} and {model} are replaced."""
+    env: dict[str, str] = {}
+    during_training: Literal["keep", "sleep", "stop"] = "keep"
+    """Whether it goes on, sleeps or is stopped while members that it serves are trained."""
+    startup_timeout_s: PositiveFloat = 600
+
+    @model_validator(mode="after")
+    def _command_or_model(self) -> Self:
+        if self.backend == "command" and not self.command:
+            raise ValueError("backend command needs a command")
+        if self.backend == "vllm" and self.command:
+            raise ValueError("command goes with backend: command")
+        if self.backend == "vllm" and not self.model:
+            raise ValueError("backend vllm needs a model")
+        if self.backend == "command" and self.during_training == "sleep":
+            raise ValueError("only backend vllm can sleep during training; use keep or stop")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _command_implies_backend(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "command" in data and "backend" not in data:
+            return {**data, "backend": "command"}
+        return data
+
+
+Role = Literal["fight", "judge"]
+
+
+class Member(Section):
+    """One model behind an endpoint, known everywhere by its name."""
+
+    name: Text
+    server: Text | None = None
+    """A key of `servers`."""
+    base_url: Text | Annotated[list[Text], Field(min_length=1)] | None = None
+    """An OpenAI-style base URL, or a list of replicas of the same model."""
+    model: Text
+    adapter: Text | None = None
+    """A LoRA that the member starts from: a directory relative to tribe.yaml, or a hub id."""
+    system_prompt: str | None = None
+    sampling: Sampling = Sampling()
+    roles: Annotated[list[Role], Field(min_length=1)] = ["fight", "judge"]
+    trainer: Text | None = None
+    """A key of `trainers`, or none; the default is `training.trainer`."""
+    api_key_env: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """The environment variable that holds the key."""
+    concurrency: PositiveInt | Literal["auto"] = 16
+    """Requests in flight per account."""
+    requests_per_minute: PositiveInt | None = None
+    tokens_per_minute: PositiveInt | None = None
+    timeout_s: PositiveFloat = 120
+    """Of one request, from the moment it is sent."""
+    max_attempts: PositiveInt = 6
+    max_wait_s: PositiveFloat = 300
+    """A longer Retry-After stops the run instead."""
+    startup_timeout_s: PositiveFloat = 120
+    """How long a server may answer "loading"."""
+    system_role: Literal["send", "fold"] = "send"
+    """fold puts the system text on top of the first user message."""
+    context_window: PositiveInt | None = None
+    """Tokens of prompt and answer together, where the server does not say."""
+    price: Price | None = None
+    headers: dict[str, str] = {}
+    extra_body: dict[str, Any] = {}
+    """Sent along with every request."""
+    initial_reputation: PositiveFloat | None = None
+    path_map: dict[str, str] = {}
+    """Path prefixes on this machine: the same directories as the endpoint sees them (for adapters)."""
+
+    @field_validator("name")
+    @classmethod
+    def _safe_name(cls, name: str) -> str:
+        if any(ord(c) < 32 or ord(c) == 127 for c in name):
+            raise ValueError("a name has no control characters")
+        if any(part.strip() in ("", ".", "..") for part in name.replace("\\", "/").split("/")):
+            raise ValueError("a name has no empty, '.' or '..' component")
+        return name
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.server is None) == (self.base_url is None):
+            raise ValueError(f"member '{self.name}' needs either server or base_url")
+        if len(set(self.roles)) != len(self.roles):
+            raise ValueError("a role is named once")
+        return self
+
+    @property
+    def fights(self) -> bool:
+        """Whether the member duels."""
+        return "fight" in self.roles
+
+    @property
+    def judges(self) -> bool:
+        """Whether the member judges the duels of others."""
+        return "judge" in self.roles
+
+
+class Matchmaking(Section):
+    """Rule 1 of docs/algorithm.md."""
+
+    random_match_prob: Probability = 0.2
+    num_opponents: PositiveInt = 3
+
+
+class Judging(Section):
+    """Rule 2 of docs/algorithm.md. Judges take their sampling from here alone."""
+
+    prompt: Text = "score"
+    """The name of a template in prompts/, or a path to one's own."""
+    scale: tuple[int, int] = (1, 10)
+    scoring: Literal["sampled", "expected"] = "sampled"
+    """The number in the reply, or the mean over the score tokens' probabilities."""
+    rounds: PositiveInt = 1
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    max_tokens: PositiveInt = 64
+    max_attempts: PositiveInt = 3
+    """How often a judge is asked until its reply holds a score; then it abstains."""
+    judges_per_duel: PositiveInt | Literal["all"] = "all"
+    min_label_mass: Probability = 0.5
+    """expected: below this probability on the score labels, the text of the reply is read instead."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.scale[0] >= self.scale[1]:
+            raise ValueError("scale runs from the worst to a higher best score")
+        if self.rounds > 1 and self.temperature == 0:
+            raise ValueError("more than one round at temperature 0 repeats the same answer; raise judging.temperature")
+        if self.scoring == "expected" and self.scale[1] - self.scale[0] > 9:
+            raise ValueError("scoring: expected needs a scale of at most ten levels")
+        return self
+
+
+class ReputationConfig(Section):
+    """Constants of the reputation update (rules 3 and 4 of docs/algorithm.md)."""
+
+    update: Literal["simultaneous", "sequential"] = "simultaneous"
+    """Both fighters from their ratings before the duel; sequential reproduces the paper's code."""
+    variant: Literal["normal", "dynamic", "static"] = "normal"
+    initial: PositiveFloat = 100
+    initial_deviation: PositiveFloat = 0.5
+    initial_k: PositiveFloat = 10
+    min_k: PositiveFloat = 5
+    decay_rate: Annotated[float, Field(gt=0, le=1)] = 0.9
+    decay_steps: PositiveFloat = 10
+    window: Annotated[int, Field(ge=2, strict=True)] = 10
+    min_deviation: NonNegativeFloat = 0.1
+    epsilon: NonNegativeFloat = 0.01
+    scaling_factor: PositiveFloat = 20
+    floor: PositiveFloat = 10
+    freeze: bool = False
+
+
+class Preferences(Section):
+    """Which duels become preference pairs."""
+
+    min_margin: NonNegativeFloat = 0.0
+    """A margin of at most max(min_margin, 1e-9) is a tie."""
+
+
+class Lora(Section):
+    """The shape of the adapter that a trainer makes."""
+
+    r: PositiveInt = 16
+    alpha: PositiveFloat = 32
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+
+
+class TrlTrainer(Section):
+    """DPO on this machine with TRL, one subprocess per member. Defaults are the paper's."""
+
+    backend: Literal["trl"] = "trl"
+    base_model: Text | None = None
+    """Directory or hub id of the weights; by default the model that the member's server loads."""
+    learning_rate: PositiveFloat = 1e-6
+    beta: PositiveFloat = 0.1
+    epochs: PositiveInt = 1
+    lora: Lora = Lora()
+    gpus: list[int] | None = None
+    """The GPUs that jobs may use, one member each; all that are visible where it is absent."""
+    batch_size: PositiveInt = 1
+    gradient_accumulation: PositiveInt = 1
+    max_length: PositiveInt = 1024
+    """Tokens of prompt and answer together; pairs whose prompt fills it are dropped and counted."""
+    warmup_ratio: Probability = 0.1
+    weight_decay: NonNegativeFloat = 1e-5
+    sft_weight: NonNegativeFloat = 0.0
+    """Weight of an added likelihood term on the chosen answers (0: plain DPO)."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    env: dict[str, str] = {}
+
+
+Trainer = Annotated[TrlTrainer, Field()]
+
+
+class Training(Section):
+    """Which trainer members use that name none."""
+
+    trainer: Text = "none"
+
+
+class Limits(Section):
+    """The run stops cleanly (exit code 4) before it passes one of these."""
+
+    max_requests: PositiveInt | None = None
+    """HTTP attempts."""
+    max_tokens: PositiveInt | None = None
+    max_cost_usd: PositiveFloat | None = None
+
+
+class TribeConfig(Section):
+    """A whole tribe.yaml, with `defaults` already merged into the members."""
+
+    name: Text = "tribe"
+    seed: Annotated[int, Field(ge=0, strict=True)] = 0
+    iterations: PositiveInt = 1
+    instructions: Instructions
+    defaults: dict[str, Any] = {}
+    """Any member field; a member's own value wins, maps are merged key by key."""
+    servers: dict[str, Server] = {}
+    members: Annotated[list[Member], Field(min_length=2)]
+    on_member_failure: Literal["stop", "bench"] = "stop"
+    matchmaking: Matchmaking = Matchmaking()
+    judging: Judging = Judging()
+    reputation: ReputationConfig = ReputationConfig()
+    preferences: Preferences = Preferences()
+    trainers: dict[str, Trainer] = {}
+    training: Training = Training()
+    limits: Limits = Limits()
+
+    def member(self, name: str) -> Member:
+        """The member of that name; KeyError when there is none."""
+        for member in self.members:
+            if member.name == name:
+                return member
+        raise KeyError(name)
+
+    @property
+    def fighters(self) -> list[Member]:
+        """Members that duel, in the order of the file."""
+        return [m for m in self.members if m.fights]
+
+    def trainer_of(self, member: Member) -> str | None:
+        """The key of the trainer that the member learns with, or None when it does not learn."""
+        name = self.training.trainer if member.trainer is None else member.trainer
+        return name if member.fights and name != "none" else None
+
+    def base_model_of(self, member: Member, trainer: TrlTrainer) -> str:
+        """The weights that the member's adapter belongs to: a directory or a hub id."""
+        if trainer.base_model:
+            return trainer.base_model
+        server = self.servers.get(member.server) if member.server else None
+        return (server.model if server else None) or member.model
