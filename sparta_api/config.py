@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-PositiveInt = Annotated[int, Field(gt=0, strict=True)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Probability = Annotated[float, Field(ge=0, le=1)]
-Text = Annotated[str, Field(strict=True, min_length=1)]
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are errors, values are never changed after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from sparta_api.section import NonNegativeFloat as NonNegativeFloat
+from sparta_api.section import PositiveFloat as PositiveFloat
+from sparta_api.section import PositiveInt as PositiveInt
+from sparta_api.section import Probability as Probability
+from sparta_api.section import Section as Section
+from sparta_api.section import Text as Text
+from sparta_api.trainers.config import CommandTrainer as CommandTrainer
+from sparta_api.trainers.config import Lora as Lora
+from sparta_api.trainers.config import OpenAITrainer as OpenAITrainer
+from sparta_api.trainers.config import ServeCommand as ServeCommand
+from sparta_api.trainers.config import TinkerTrainer as TinkerTrainer
+from sparta_api.trainers.config import TogetherTrainer as TogetherTrainer
 
 
 class Sampling(Section):
@@ -222,15 +223,6 @@ class Preferences(Section):
     """A margin of at most max(min_margin, 1e-9) is a tie."""
 
 
-class Lora(Section):
-    """The shape of the adapter that a trainer makes."""
-
-    r: PositiveInt = 16
-    alpha: PositiveFloat = 32
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    target_modules: Literal["all-linear"] | list[str] = "all-linear"
-
-
 class TrlTrainer(Section):
     """DPO on this machine with TRL, one subprocess per member. Defaults are the paper's."""
 
@@ -253,9 +245,13 @@ class TrlTrainer(Section):
     """Weight of an added likelihood term on the chosen answers (0: plain DPO)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     env: dict[str, str] = {}
+    serve: ServeCommand | None = None
+    """For endpoints that cannot load an adapter while they run."""
 
 
-Trainer = Annotated[TrlTrainer, Field()]
+Trainer = Annotated[
+    TrlTrainer | TogetherTrainer | OpenAITrainer | TinkerTrainer | CommandTrainer, Field(discriminator="backend")
+]
 
 
 class Training(Section):
@@ -310,9 +306,11 @@ class TribeConfig(Section):
         name = self.training.trainer if member.trainer is None else member.trainer
         return name if member.fights and name != "none" else None
 
-    def base_model_of(self, member: Member, trainer: TrlTrainer) -> str:
-        """The weights that the member's adapter belongs to: a directory or a hub id."""
+    def base_model_of(self, member: Member, trainer: Trainer) -> str:
+        """The weights that the member's adapter belongs to: a directory, a hub id or the provider's own name."""
         if trainer.base_model:
             return trainer.base_model
+        if isinstance(trainer, TogetherTrainer | OpenAITrainer | TinkerTrainer):
+            return member.model
         server = self.servers.get(member.server) if member.server else None
         return (server.model if server else None) or member.model

@@ -1,0 +1,20 @@
+"""What every section of `tribe.yaml` is made of: the strict base class and the common value types."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+EnvName = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, values are never changed after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
