@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -23,7 +24,9 @@ class Usage:
 
 @dataclass(slots=True)
 class MemberTotals:
-    """One member's counts within one iteration. `requests` are HTTP attempts, failed ones included."""
+    """One member's counts within one iteration. `requests` are HTTP attempts, failed ones included;
+    `judgments` are journaled judgments, those that `abstained` among them; `duels` are those it fought,
+    void ones included."""
 
     duels: int = 0
     wins: int = 0
@@ -51,7 +54,10 @@ class MemberTotals:
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """One member's training as it is shown: state, 0..1 progress, loss, reward margin and accuracy."""
+    """One member's training as it is shown: state, 0..1 progress, loss, reward margin and accuracy.
+
+    `state` is "waiting", "skipped" (no pairs, or no trainer) or a `JobState`.
+    """
 
     state: str = "waiting"
     progress: float | None = None
@@ -84,3 +90,28 @@ class Progress:
     tokens: int = 0
     notices: list[str] = field(default_factory=list)
     """Warnings, oldest first; each is shown once."""
+    roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    answers_expected: int = 0
+    """Responses and judgments of the whole iteration, for the time left; 0 while unknown."""
+    watchers: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    """Called around every change of phase, so that no short phase goes by unseen."""
+
+    def enter(self, phase: str) -> None:
+        """Changes the phase; watchers see the last figures of the old one first."""
+        self._tell()
+        self.phase = phase
+        self._tell()
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Starts the figures of an iteration (from 0) anew; reputations become those before it."""
+        self._tell()
+        self.iteration = iteration
+        self.phase = "starting"
+        self.duels_total = self.duels_done = self.duels_void = self.owed = self.answers_expected = 0
+        self.totals = {name: MemberTotals() for name in self.totals}
+        self.training = {}
+        self.reputation_before = dict(self.reputation)
+
+    def _tell(self) -> None:
+        for watcher in self.watchers:
+            watcher()
