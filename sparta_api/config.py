@@ -1,15 +1,18 @@
 """The models of `tribe.yaml`: what a user may write, with the meaning of every key beside it.
 
 `config_file` reads the YAML and turns pydantic's complaints into `file:line` sentences. Strings keep
-their `${VAR}` here; `config_file.expand` makes the copy that the run works with.
+their `${VAR}` here; `config_file.load_tribe` makes the copy that the run works with.
 """
 
 from __future__ import annotations
 
+import json
+import unicodedata
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from sparta_api.section import EnvName, Flag, Gpus
 from sparta_api.section import NonNegativeFloat as NonNegativeFloat
 from sparta_api.section import PositiveFloat as PositiveFloat
 from sparta_api.section import PositiveInt as PositiveInt
@@ -24,11 +27,36 @@ from sparta_api.trainers.config import TinkerTrainer as TinkerTrainer
 from sparta_api.trainers.config import TogetherTrainer as TogetherTrainer
 
 
+def _safe_name(name: str) -> str:
+    if "${" in name:
+        raise ValueError("a name holds no variables, it has to mean the same in every run")
+    if any(unicodedata.category(c) == "Cc" for c in name):
+        raise ValueError("a name has no control characters")
+    if any(part.strip() in ("", ".", "..") for part in name.replace("\\", "/").split("/")):
+        raise ValueError("a name has no empty, '.' or '..' component")
+    return name
+
+
+def _json_body(body: dict[str, Any]) -> dict[str, Any]:
+    for key in ("messages", "model", "n", "stream"):
+        if key in body:
+            raise ValueError(f"{key} is set by every request itself; remove it here")
+    try:
+        json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ValueError("the values have to be plain JSON: text, finite numbers, true, false, null") from error
+    return body
+
+
+Level = Annotated[int, Field(strict=True)]
+Name = Annotated[Text, AfterValidator(_safe_name)]
+
+
 class Sampling(Section):
     """How a fighter's answers are sampled."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
-    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    temperature: Annotated[float, Field(ge=0, le=2, strict=True)] = 0.7
+    top_p: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.95
     max_tokens: PositiveInt = 512
 
 
@@ -52,13 +80,22 @@ class Instructions(Section):
     """How many instructions an iteration plays; all where it is absent."""
 
 
+class Heldout(Section):
+    """Instructions whose answers are shown before and after each run; never trained on."""
+
+    path: Text
+    """As in `instructions`."""
+    field: Text = "prompt"
+    """As in `instructions`."""
+
+
 class Server(Section):
     """A server that the run starts, watches and stops."""
 
     backend: Literal["vllm", "command"] = "vllm"
     model: Text | None = None
     """A model directory relative to tribe.yaml, or a hub id."""
-    gpus: list[int] | None = None
+    gpus: Gpus | None = None
     """The GPUs it may see; all where it is absent."""
     args: list[str] = []
     """More arguments for vLLM's API server."""
@@ -95,7 +132,7 @@ Role = Literal["fight", "judge"]
 class Member(Section):
     """One model behind an endpoint, known everywhere by its name."""
 
-    name: Text
+    name: Name
     server: Text | None = None
     """A key of `servers`."""
     base_url: Text | Annotated[list[Text], Field(min_length=1)] | None = None
@@ -108,7 +145,7 @@ class Member(Section):
     roles: Annotated[list[Role], Field(min_length=1)] = ["fight", "judge"]
     trainer: Text | None = None
     """A key of `trainers`, or none; the default is `training.trainer`."""
-    api_key_env: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    api_key_env: EnvName | None = None
     """The environment variable that holds the key."""
     concurrency: PositiveInt | Literal["auto"] = 16
     """Requests in flight per account."""
@@ -127,20 +164,11 @@ class Member(Section):
     """Tokens of prompt and answer together, where the server does not say."""
     price: Price | None = None
     headers: dict[str, str] = {}
-    extra_body: dict[str, Any] = {}
+    extra_body: Annotated[dict[str, Any], AfterValidator(_json_body)] = {}
     """Sent along with every request."""
     initial_reputation: PositiveFloat | None = None
     path_map: dict[str, str] = {}
     """Path prefixes on this machine: the same directories as the endpoint sees them (for adapters)."""
-
-    @field_validator("name")
-    @classmethod
-    def _safe_name(cls, name: str) -> str:
-        if any(ord(c) < 32 or ord(c) == 127 for c in name):
-            raise ValueError("a name has no control characters")
-        if any(part.strip() in ("", ".", "..") for part in name.replace("\\", "/").split("/")):
-            raise ValueError("a name has no empty, '.' or '..' component")
-        return name
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -173,11 +201,12 @@ class Judging(Section):
 
     prompt: Text = "score"
     """The name of a template in prompts/, or a path to one's own."""
-    scale: tuple[int, int] = (1, 10)
+    scale: tuple[Level, Level] = (1, 10)
+    """The worst and the best score."""
     scoring: Literal["sampled", "expected"] = "sampled"
     """The number in the reply, or the mean over the score tokens' probabilities."""
     rounds: PositiveInt = 1
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    temperature: Annotated[float, Field(ge=0, le=2, strict=True)] = 0.0
     max_tokens: PositiveInt = 64
     max_attempts: PositiveInt = 3
     """How often a judge is asked until its reply holds a score; then it abstains."""
@@ -206,14 +235,14 @@ class ReputationConfig(Section):
     initial_deviation: PositiveFloat = 0.5
     initial_k: PositiveFloat = 10
     min_k: PositiveFloat = 5
-    decay_rate: Annotated[float, Field(gt=0, le=1)] = 0.9
+    decay_rate: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.9
     decay_steps: PositiveFloat = 10
     window: Annotated[int, Field(ge=2, strict=True)] = 10
     min_deviation: NonNegativeFloat = 0.1
     epsilon: NonNegativeFloat = 0.01
     scaling_factor: PositiveFloat = 20
     floor: PositiveFloat = 10
-    freeze: bool = False
+    freeze: Flag = False
 
 
 class Preferences(Section):
@@ -233,7 +262,7 @@ class TrlTrainer(Section):
     beta: PositiveFloat = 0.1
     epochs: PositiveInt = 1
     lora: Lora = Lora()
-    gpus: list[int] | None = None
+    gpus: Gpus | None = None
     """The GPUs that jobs may use, one member each; all that are visible where it is absent."""
     batch_size: PositiveInt = 1
     gradient_accumulation: PositiveInt = 1
@@ -272,10 +301,12 @@ class Limits(Section):
 class TribeConfig(Section):
     """A whole tribe.yaml, with `defaults` already merged into the members."""
 
-    name: Text = "tribe"
+    name: Name = "tribe"
+    """Run directories are runs/<name>-<time stamp>."""
     seed: Annotated[int, Field(ge=0, strict=True)] = 0
     iterations: PositiveInt = 1
     instructions: Instructions
+    heldout: Heldout | None = None
     defaults: dict[str, Any] = {}
     """Any member field; a member's own value wins, maps are merged key by key."""
     servers: dict[str, Server] = {}
