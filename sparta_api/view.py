@@ -9,87 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from sparta_api.pace import ENDED, Pace
 from sparta_api.progress import MemberTotals, Progress, TrainingProgress
 from sparta_api.secrets import scrub
 from sparta_api.terminal import clean, clock, count, dollars, is_live, safe, shorten
-from sparta_api.trainers.protocol import JobState
 
 TICK_S = 0.25
-RATE_WINDOW_S = 10.0
 PLAIN_STEPS = 10
-ENDED = frozenset(state.value for state in JobState if state.ended) | {"skipped"}
-_FRAME_LINES = 7
-
-
-class Pace:
-    """Speeds and the time left, from figures sampled at every tick."""
-
-    def __init__(self, progress: Progress, clock: Callable[[], float]) -> None:
-        self._progress = progress
-        self._clock = clock
-        self.started = self.phase_started = clock()
-        self._phase_base = 0.0
-        self._samples: deque[tuple[float, dict[str, int]]] = deque()
-
-    def enter(self) -> None:
-        """A phase begins: what was done before it says nothing about its speed."""
-        self.phase_started = self._clock()
-        self._phase_base = self._done()[0]
-        self._samples.clear()
-
-    def sample(self) -> None:
-        """Notes the members' generated tokens at this moment."""
-        now = self._clock()
-        self._samples.append((now, {n: t.usage.completion for n, t in self._progress.totals.items()}))
-        while now - self._samples[0][0] > RATE_WINDOW_S:
-            self._samples.popleft()
-
-    def elapsed(self) -> float:
-        """Seconds since the view began."""
-        return self._clock() - self.started
-
-    def phase_elapsed(self) -> float:
-        """Seconds since the phase began."""
-        return self._clock() - self.phase_started
-
-    def tokens_per_second(self, member: str) -> float:
-        """Generated tokens per second over the last ten seconds."""
-        if len(self._samples) < 2:
-            return 0.0
-        (first, before), (last, after) = self._samples[0], self._samples[-1]
-        gained = after.get(member, 0) - before.get(member, 0)
-        return max(gained, 0) / max(last - first, 1e-3)
-
-    def seconds_left(self) -> float | None:
-        """Of this phase, at its mean speed so far; None before anything is known."""
-        done, expected = self._done()
-        gained = done - self._phase_base
-        if gained <= 0 or expected <= 0:
-            return None
-        return self.phase_elapsed() / gained * max(expected - done, 0.0)
-
-    def _done(self) -> tuple[float, float]:
-        progress = self._progress
-        if progress.phase == "training":
-            jobs = progress.training.values()
-            return sum(1.0 if job.state in ENDED else job.progress or 0.0 for job in jobs), float(len(jobs))
-        if progress.phase != "duels":
-            return 0.0, 0.0
-        if progress.answers_expected:
-            answers = sum(t.responses + t.judgments for t in progress.totals.values())
-            return float(answers), float(progress.answers_expected)
-        return float(progress.duels_done), float(progress.duels_total)
+_FRAME_LINES = 8
+_MIN_NAME_WIDTH = 8
 
 
 class Chronicle:
@@ -280,7 +218,9 @@ def _bar(done: float, total: float, width: int) -> ProgressBar:
 def _table(*columns: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position < 2 else "right", no_wrap=True, overflow="ellipsis")
+        justify: JustifyMethod = "left" if position < 2 else "right"
+        narrowest = _MIN_NAME_WIDTH if position == 0 else None
+        table.add_column(column, justify=justify, no_wrap=position > 0, overflow="ellipsis", min_width=narrowest)
     return table
 
 
@@ -290,7 +230,7 @@ def _member_table(progress: Progress, pace: Pace, width: int, rows: int) -> Tabl
     for name in names[:rows]:
         totals = progress.totals.get(name) or MemberTotals()
         table.add_row(
-            safe(name, min(max(width - 66, 8), 40)),
+            safe(name, min(max(width - 66, _MIN_NAME_WIDTH), 40)),
             Text(_role(progress.roles.get(name, ())), style="dim"),
             _reputation(progress, name),
             _number(progress.in_flight.get(name, 0)),
@@ -330,7 +270,7 @@ def _training_table(progress: Progress, width: int, rows: int) -> Table:
     for name, job in list(progress.training.items())[:rows]:
         style = "green" if job.state == "succeeded" else "red" if job.state in ("failed", "cancelled") else ""
         table.add_row(
-            safe(name, min(max(width - 60, 8), 40)),
+            safe(name, min(max(width - 60, _MIN_NAME_WIDTH), 40)),
             Text(job.state, style=style),
             _bar(1.0 if job.state in ENDED else job.progress or 0.0, 1.0, 14),
             *(Text("" if value is None else f"{value:.3f}") for value in (job.loss, job.margin, job.accuracy)),
