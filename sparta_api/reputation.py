@@ -144,7 +144,8 @@ class Reputation:
         self._decay_rate = _VARIANT_DECAY_RATE if fixed else config.decay_rate
         self._decay_steps = _VARIANT_DECAY_STEPS if fixed else config.decay_steps
         self._min_deviation = _VARIANT_MIN_DEVIATION if fixed else config.min_deviation
-        self._multipliers = dict(multipliers or {})
+        self.multipliers = dict(multipliers or {})
+        """By member, from `variant_multipliers`; 1 where absent."""
         self._reputation = {name: float(rating.reputation) for name, rating in ratings.items()}
         self._deviation = {name: float(rating.deviation) for name, rating in ratings.items()}
         self._deltas = {name: list((deltas or {}).get(name, ()))[-config.window :] for name in ratings}
@@ -218,9 +219,9 @@ class Reputation:
         reputation, deviation, epsilon = self._reputation, self._deviation, self._epsilon
         before_a, before_b = reputation[a], reputation[b]
         deviation_a, deviation_b = deviation[a], deviation[b]
-        if self._multipliers:
-            score_a *= self._multipliers.get(a, 1.0)
-            score_b *= self._multipliers.get(b, 1.0)
+        if self.multipliers:
+            score_a *= self.multipliers.get(a, 1.0)
+            score_b *= self.multipliers.get(b, 1.0)
         step = self.k / self._scaling * (score_a - score_b)
         gap = gap_factor(before_a - before_b, deviation_a, deviation_b, epsilon)
         after_a = max(self._floor, before_a + step * math.tanh(deviation_a) * gap)
