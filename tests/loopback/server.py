@@ -138,7 +138,8 @@ class Server:
         if scenario.rate_limit is not None:
             limit = self._accounts.setdefault(head.key, Account(scenario.rate_limit, time.monotonic()))
             tokens = prompt_tokens(ask) + (ask.body.get("max_tokens") or 0)
-            admitted, exchange.headers = limit.admit(tokens, time.monotonic())
+            admitted, headers = limit.admit(tokens, time.monotonic())
+            exchange.headers = headers | exchange.headers
             if not admitted:
                 return self._error(429, "Rate limit reached, slow down.", "rate_limit_error")
         if not known:
