@@ -193,7 +193,7 @@ def _voids(report: RunReport, console: Console) -> None:
     duels = duel_counts(report.history)
     if not duels["n_void"]:
         return
-    reasons = ", ".join(f"{clean(scrub(reason))} ({number})" for reason, number in duels["void_reasons"].items())
+    reasons = ", ".join(f"{clean(reason)} ({number})" for reason, number in duels["void_reasons"].items())
     numbers = f"{duels['n_total']} duels, {duels['n_judged']} judged, {duels['n_void']} void"
     console.print("", Text(f"{numbers}: {reasons}"), sep="\n")
 
@@ -205,7 +205,7 @@ def _warnings(report: RunReport, console: Console) -> None:
     console.print("\nWarnings", style="bold")
     grid = Table.grid(padding=(0, 1))
     for sentence in found:
-        grid.add_row(Text("!", style="yellow"), Text(clean(scrub(sentence))))
+        grid.add_row(Text("!", style="yellow"), Text(clean(sentence)))
     console.print(grid)
 
 

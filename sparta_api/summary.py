@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparta_api.progress import MemberTotals, TrainingProgress, Usage
+from sparta_api.secrets import scrub
 
 VOID_WARNING = 0.10
 ABSTENTION_WARNING = 0.10
@@ -70,7 +71,7 @@ class MemberReport:
                 "loss": _finite(training.loss),
                 "margin": _finite(training.margin),
                 "accuracy": _finite(training.accuracy),
-                "message": training.message,
+                "message": scrub(training.message),
             },
             "model": self.model,
             "adapter": self.adapter,
@@ -179,7 +180,8 @@ def duel_counts(history: Iterable[IterationReport]) -> dict[str, Any]:
     history = list(history)
     reasons: Counter[str] = Counter()
     for iteration in history:
-        reasons.update(iteration.void)
+        for reason, number in iteration.void.items():
+            reasons[scrub(reason)] += number
     return {
         "n_total": sum(iteration.total for iteration in history),
         "n_judged": sum(iteration.judged for iteration in history),
@@ -232,7 +234,7 @@ def warnings(report: RunReport) -> list[str]:
         found.append(
             "the ranking is not separated: coin tosses would spread the reputations as much, so read no order into them"
         )
-    return found
+    return [scrub(sentence) for sentence in found]
 
 
 def serve_commands(members: Sequence[MemberReport]) -> list[str]:

@@ -28,6 +28,7 @@ TICK_S = 0.25
 PLAIN_STEPS = 10
 _FRAME_LINES = 8
 _MIN_NAME_WIDTH = 8
+_WITH_ALL_COLUMNS = 76
 
 
 class Chronicle:
@@ -218,25 +219,27 @@ def _bar(done: float, total: float, width: int) -> ProgressBar:
 def _table(*columns: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for position, column in enumerate(columns):
-        justify: JustifyMethod = "left" if position < 2 else "right"
-        narrowest = _MIN_NAME_WIDTH if position == 0 else None
-        table.add_column(column, justify=justify, no_wrap=position > 0, overflow="ellipsis", min_width=narrowest)
+        justify: JustifyMethod = "left" if column in ("member", "role", "training") else "right"
+        table.add_column(column, justify=justify, no_wrap=position > 0, overflow="ellipsis")
     return table
 
 
 def _member_table(progress: Progress, pace: Pace, width: int, rows: int) -> Table:
     names = list(dict.fromkeys([*progress.reputation, *progress.totals, *progress.in_flight]))
-    table = _table("member", "role", "reputation", "in flight", "done", "failed", "abstained", "tokens/s")
+    wide = width >= _WITH_ALL_COLUMNS
+    more = ("role", "abstained") if wide else ()
+    table = _table("member", *more[:1], "reputation", "in flight", "done", "failed", *more[1:], "tokens/s")
     for name in names[:rows]:
         totals = progress.totals.get(name) or MemberTotals()
+        role, abstained = Text(_role(progress.roles.get(name, ())), style="dim"), _number(totals.abstained, "yellow")
         table.add_row(
             safe(name, min(max(width - 66, _MIN_NAME_WIDTH), 40)),
-            Text(_role(progress.roles.get(name, ())), style="dim"),
+            *([role] if wide else []),
             _reputation(progress, name),
             _number(progress.in_flight.get(name, 0)),
             _number(totals.responses + totals.judgments),
             _number(totals.failed, "red"),
-            _number(totals.abstained, "yellow"),
+            *([abstained] if wide else []),
             _number(round(pace.tokens_per_second(name))),
         )
     return _cut(table, len(names) - rows)
@@ -244,7 +247,7 @@ def _member_table(progress: Progress, pace: Pace, width: int, rows: int) -> Tabl
 
 def _cut(table: Table, hidden: int) -> Table:
     if hidden > 0:
-        table.add_row(Text(f"and {hidden} more", style="dim"))
+        table.add_row(Text(f"+{hidden} more", style="dim", no_wrap=True))
     return table
 
 
