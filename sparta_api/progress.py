@@ -25,8 +25,8 @@ class Usage:
 @dataclass(slots=True)
 class MemberTotals:
     """One member's counts within one iteration. `requests` are HTTP attempts, failed ones included;
-    `judgments` are journaled judgments, those that `abstained` among them; `duels` are those it fought,
-    void ones included."""
+    `duels` are those it fought, void ones included; `judged` those it gave a verdict on and `abstained`
+    those it was asked about and gave none; `judgments` are its journaled answers as a judge."""
 
     duels: int = 0
     wins: int = 0
@@ -35,6 +35,7 @@ class MemberTotals:
     void: int = 0
     responses: int = 0
     judgments: int = 0
+    judged: int = 0
     abstained: int = 0
     failed: int = 0
     requests: int = 0

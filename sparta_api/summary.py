@@ -49,8 +49,9 @@ class MemberReport:
 
     @property
     def abstention_share(self) -> float:
-        """Abstained judgments among its judgments, 0..1."""
-        return self.totals.abstained / self.totals.judgments if self.totals.judgments else 0.0
+        """Of the duels that it was asked to judge, those in which it abstained, 0..1."""
+        asked = self.totals.judged + self.totals.abstained
+        return self.totals.abstained / asked if asked else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """A plain mapping with stable keys."""
@@ -222,7 +223,7 @@ def warnings(report: RunReport) -> list[str]:
     for member in report.members:
         if member.abstention_share > ABSTENTION_WARNING:
             found.append(
-                f"judge '{member.name}' abstained in {member.abstention_share:.0%} of its judgments; "
+                f"judge '{member.name}' abstained from {member.abstention_share:.0%} of its duels; "
                 "its replies in judgments.jsonl show why"
             )
         if member.floor_hits:

@@ -33,7 +33,7 @@ def member(name: str = "plain", **changes: object) -> MemberReport:
         name=name,
         roles=("fight", "judge"),
         totals=MemberTotals(
-            duels=26, wins=12, losses=7, ties=6, void=1, responses=26, judgments=120, abstained=5,
+            duels=26, wins=12, losses=7, ties=6, void=1, responses=26, judgments=240, judged=115, abstained=5,
             failed=1, requests=150, usage=Usage(prompt=43_210, cached=100, completion=12_345),
         ),
         reputation_before=100.0,
@@ -182,11 +182,11 @@ def test_a_few_void_duels_are_no_warning() -> None:
 
 def test_abstentions_floor_hits_and_notices_are_told() -> None:
     abstaining = member("silent", floor_hits=3)
-    abstaining.totals.abstained = 30
+    abstaining.totals.judged, abstaining.totals.abstained = 90, 30
     found = warnings(report(abstaining, notices=("two members are the same model", "two members are the same model")))
     assert [sentence.split(";")[0] for sentence in found] == [
         "two members are the same model",
-        "judge 'silent' abstained in 25% of its judgments",
+        "judge 'silent' abstained from 25% of its duels",
         "the reputation of 'silent' lay on the floor after 3 duels",
     ]
 
@@ -279,7 +279,7 @@ def test_json_has_stable_keys_and_no_nan() -> None:
     assert data["usage"] == {"prompt": 86_420, "cached": 200, "completion": 24_690}
     assert data["next"] == "sparta-api resume runs/q"
     assert list(data["members"][0]) == [
-        "name", "roles", "duels", "wins", "losses", "ties", "void", "responses", "judgments", "abstained", "failed",
+        "name", "roles", "duels", "wins", "losses", "ties", "void", "responses", "judgments", "judged", "abstained", "failed",
         "requests", "usage", "cost_usd", "abstention_share", "reputation_before", "reputation_after", "deviation",
         "floor_hits", "training", "model", "adapter", "base_model",
     ]  # fmt: skip
