@@ -211,6 +211,8 @@ class Judging(Section):
     max_attempts: PositiveInt = 3
     """How often a judge is asked until its reply holds a score; then it abstains."""
     judges_per_duel: PositiveInt | Literal["all"] = "all"
+    response_format: Literal["auto", "json_schema", "text"] = "auto"
+    """sampled: whether judges are held to a JSON schema; auto does so with the prompt that ships."""
     min_label_mass: Probability = 0.5
     """expected: below this probability on the score labels, the text of the reply is read instead."""
 
@@ -223,6 +225,11 @@ class Judging(Section):
         if self.scoring == "expected" and self.scale[1] - self.scale[0] > 9:
             raise ValueError("scoring: expected needs a scale of at most ten levels")
         return self
+
+    @property
+    def enforces_json(self) -> bool:
+        """Whether judges' requests carry a JSON schema."""
+        return self.response_format == "json_schema" or (self.response_format == "auto" and self.prompt == "score")
 
 
 class ReputationConfig(Section):
@@ -273,6 +280,8 @@ class TrlTrainer(Section):
     sft_weight: NonNegativeFloat = 0.0
     """Weight of an added likelihood term on the chosen answers (0: plain DPO)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    checkpoint_s: PositiveFloat = 300
+    """Seconds between the checkpoints that an interrupted training continues from."""
     env: dict[str, str] = {}
     serve: ServeCommand | None = None
     """For endpoints that cannot load an adapter while they run."""

@@ -1,0 +1,1 @@
+"""Duels among language models, peer judgment, reputation, preferences, DPO."""

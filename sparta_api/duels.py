@@ -1,0 +1,316 @@
+"""The duel engine: what is asked when, what is journaled, what is owed.
+
+One event loop. A duel's two answers are asked for as soon as it is opened, its judges as soon as both answers
+are there; nothing waits for a phase to end. Duels are opened in order, as many as keep every account busy, and
+folded in order, so that verdicts do not depend on who answers first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from sparta_api.accounts import Turn
+from sparta_api.client import Client, MemberDown, Owed, Question, Reply, Seat, Spent, Unanswered
+from sparta_api.config import TribeConfig
+from sparta_api.errors import EndpointError, SpartaError
+from sparta_api.judging import Bench
+from sparta_api.matchmaking import Matchup
+from sparta_api.preferences import with_system
+from sparta_api.progress import Progress
+from sparta_api.reputation import panel_scores
+from sparta_api.standing import OpenDuel, Outcome, Standing, usage_json
+from sparta_api.wire import Kind
+
+OPEN_AT_LEAST = 256
+OPEN_PER_SLOT = 8
+DRAIN_S = 20.0
+SYNC_EVERY_S = 2.0
+
+Message = dict[str, Any]
+
+
+class Engine:
+    """Plays the duels of one iteration.
+
+    `seats` are the members by name, `instructions` gives the messages of an id. `play` returns the number of
+    duels that are still owed; `stop` makes it raise after what is in flight had a moment to arrive.
+    """
+
+    def __init__(
+        self,
+        config: TribeConfig,
+        iteration: int,
+        standing: Standing,
+        seats: Mapping[str, Seat],
+        client: Client,
+        instructions: Callable[[str], list[Message]],
+        progress: Progress,
+    ) -> None:
+        self._config = config
+        self._standing = standing
+        self._seats = seats
+        self._client = client
+        self._instructions = instructions
+        self._progress = progress
+        self._bench = Bench(config, iteration)
+        self._rounds = range(config.judging.rounds)
+        self._accounts = {id(seat.account): seat.account for seat in seats.values()}.values()
+        self._systems = {m.name: m.system_prompt for m in config.members}
+        self._sampling = {m.name: m.sampling.model_dump() for m in config.members}
+        self._outcomes: dict[int, Outcome | None] = {}
+        self._in_play = 0
+        self._filling = False
+        self._ended = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._grace = DRAIN_S
+        self.owed: list[str] = []
+        """Why duels are owed, one sentence per request that failed."""
+
+    async def play(self, matchups: Iterator[Matchup]) -> int:
+        """Asks everything that the journals do not hold yet and folds what is complete.
+
+        Raises EndpointError when a member fails for good and the tribe says stop, LimitReached, DiskError.
+        """
+        self._matchups = matchups
+        for account in self._accounts:
+            account.on_error = self.stop
+        self._fill()
+        syncing = asyncio.create_task(self._sync())
+        try:
+            await self._ended.wait()
+            if self._failure is not None:
+                await asyncio.gather(*(account.drain(self._grace) for account in self._accounts))
+                await asyncio.gather(*(account.close() for account in self._accounts))
+                raise self._failure
+        finally:
+            syncing.cancel()
+            self._standing.close()
+        return sum(outcome is None for outcome in self._outcomes.values())
+
+    def stop(self, reason: BaseException, grace: float = DRAIN_S) -> None:
+        """Ends the play: nothing new is sent, what is in flight may arrive within `grace` seconds."""
+        if self._failure is None:
+            self._failure, self._grace = reason, grace
+            self._ended.set()
+
+    async def _sync(self) -> None:
+        while True:
+            await asyncio.sleep(SYNC_EVERY_S)
+            await asyncio.to_thread(self._standing.sync)
+
+    # Opening duels
+
+    def _fill(self) -> None:
+        """Opens duels while there are fewer than it takes to keep all accounts busy."""
+        if self._filling:
+            return
+        self._filling = True
+        limit = max(OPEN_AT_LEAST, OPEN_PER_SLOT * sum(account.limit for account in self._accounts))
+        while self._in_play < limit and self._failure is None:
+            matchup = next(self._matchups, None)
+            if matchup is None:
+                if self._in_play == 0:
+                    self._ended.set()
+                break
+            if matchup.duel >= self._standing.folded:
+                self._in_play += 1
+                self._open(matchup)
+        self._filling = False
+
+    def _open(self, matchup: Matchup) -> None:
+        duel = self._standing.opened(matchup.duel)
+        unknown = [fighter for fighter in matchup.fighters if not duel.knows(fighter)]
+        if not unknown:
+            self._summon(matchup, duel)
+            return
+        duel.missing = len(unknown)
+        for fighter in unknown:
+            self._seats[fighter].account.submit(Turn.ANSWER, self._answer, matchup, duel, fighter)
+
+    # Answers
+
+    async def _answer(self, matchup: Matchup, duel: OpenDuel, fighter: str) -> None:
+        seat = self._seats[fighter]
+        row: dict[str, Any] = {"duel": matchup.duel, "fighter": fighter}
+        if fighter in self._standing.benched:
+            duel.errors[fighter] = "benched"
+            self._settled(matchup, duel)
+            return
+        messages = with_system(self._instructions(matchup.instruction), self._systems[fighter])
+        try:
+            reply = await self._ask(seat, Question(messages, dict(self._sampling[fighter])))
+        except Unanswered as error:
+            duel.errors[fighter] = error.reason
+            spent = {"usage": usage_json(error.spent), "attempts": error.spent.attempts}
+            self._standing.response(row | {"error": error.reason, "detail": error.detail} | spent)
+        except Owed as error:
+            self._owe(duel, error)
+            spent = {"usage": usage_json(error.spent), "attempts": error.spent.attempts}
+            self._standing.response(row | {"error": str(error), "owed": True} | spent)
+        except MemberDown as error:
+            if not self._down(error):
+                return
+            duel.errors[fighter] = "benched"
+        else:
+            duel.texts[fighter] = reply.answer.content
+            self._standing.response(row | _response(seat, reply))
+        self._settled(matchup, duel)
+
+    async def _ask(self, seat: Seat, question: Question) -> Reply:
+        in_flight = self._progress.in_flight
+        in_flight[seat.name] = in_flight.get(seat.name, 0) + 1
+        try:
+            return await self._client.ask(seat, question)
+        finally:
+            in_flight[seat.name] -= 1
+
+    def _owe(self, duel: OpenDuel, error: Owed) -> None:
+        duel.owed = True
+        self.owed.append(str(error))
+
+    def _down(self, error: MemberDown) -> bool:
+        """A member failed for good: benches it, or ends the play. Returns whether the play goes on."""
+        if self._config.on_member_failure == "stop":
+            self.stop(EndpointError(f"{error}; repair it and resume the run"))
+            return False
+        if error.member not in self._standing.benched:
+            self._standing.bench(error.member, str(error))
+            self._progress.notices.append(f"{error}: benched until the next iteration")
+        return True
+
+    def _settled(self, matchup: Matchup, duel: OpenDuel) -> None:
+        """A request of the duel came to its end; goes on with what that makes possible."""
+        duel.missing -= 1
+        if duel.missing > 0:
+            return
+        if duel.owed:
+            self._finish(matchup, None)
+        else:
+            self._summon(matchup, duel)
+
+    # Judgments
+
+    def _summon(self, matchup: Matchup, duel: OpenDuel) -> None:
+        """Asks the judges for what they have not said yet. Questions that share a prompt go out together."""
+        if any(fighter in duel.errors for fighter in matchup.fighters):
+            self._finish(matchup, self._outcome(matchup, duel))
+            return
+        asked: list[tuple[str, str, int, list[Message]]] = []
+        for fighter in matchup.fighters:
+            missing = [
+                (judge, number)
+                for judge in matchup.judges
+                if judge not in self._standing.benched
+                for number in self._rounds
+                if (judge, fighter, number) not in duel.scores
+            ]
+            if missing:
+                text = self._standing.text(duel, fighter)
+                messages = self._bench.messages(self._instructions(matchup.instruction), text, matchup.duel, fighter)
+                asked += [(judge, fighter, number, messages) for judge, number in missing]
+        duel.missing = len(asked)
+        duel.texts.clear()
+        if not asked:
+            self._finish(matchup, self._outcome(matchup, duel))
+        for judge, fighter, number, messages in asked:
+            self._seats[judge].account.submit(
+                Turn.JUDGMENT, self._judge, matchup, duel, judge, fighter, number, messages
+            )
+
+    async def _judge(
+        self, matchup: Matchup, duel: OpenDuel, judge: str, fighter: str, number: int, messages: list[Message]
+    ) -> None:
+        seat = self._seats[judge]
+        if judge not in self._standing.benched:
+            row: dict[str, Any] = {"duel": matchup.duel, "judge": judge, "fighter": fighter, "round": number}
+            spent = Spent()
+            try:
+                row |= await self._verdict(seat, messages, spent)
+                duel.scores[judge, fighter, number] = row["score"]
+            except Owed as error:
+                self._owe(duel, error)
+                row |= {"score": None, "error": str(error), "owed": True}
+            except MemberDown as error:
+                if not self._down(error):
+                    return
+            if "score" in row:
+                row |= {"model": seat.model, "usage": usage_json(spent), "attempts": spent.attempts}
+                self._standing.judgment(row)
+        duel.missing -= 1
+        if duel.missing == 0:
+            self._finish(matchup, None if duel.owed else self._outcome(matchup, duel))
+
+    async def _verdict(self, seat: Seat, messages: list[Message], spent: Spent) -> dict[str, Any]:
+        """Asks one judge until its reply holds a score; the last reply stands as it is."""
+        raw: str | None = None
+        reason = "no_score"
+        for attempt in range(1, self._config.judging.max_attempts + 1):
+            try:
+                reply = await self._ask(seat, Question(messages, self._bench.fields(attempt), retry_empty=False))
+            except Unanswered as error:
+                spent.add(error.spent)
+                reason = error.reason
+                if error.reason != Kind.EMPTY:
+                    return {"score": None, "raw": raw, "reason": reason, "detail": error.detail}
+                continue
+            except (Owed, MemberDown) as error:
+                spent.add(error.spent)
+                raise
+            spent.add(reply.spent)
+            raw = reply.answer.content
+            score = self._bench.score(reply.answer)
+            if score.value is not None:
+                row: dict[str, Any] = {"score": score.value, "raw": raw}
+                return row | {"mass": score.mass} if score.mass is not None else row
+            reason = "no_score"
+        return {"score": None, "raw": raw, "reason": reason}
+
+    # Folding
+
+    def _outcome(self, matchup: Matchup, duel: OpenDuel) -> Outcome:
+        for fighter in matchup.fighters:
+            if fighter in duel.errors:
+                return Outcome(matchup, {}, [], f"{duel.errors[fighter]}: {fighter}")
+        a, b = matchup.fighters
+        rounds = {
+            judge: (
+                [duel.scores.get((judge, a, number)) for number in self._rounds],
+                [duel.scores.get((judge, b, number)) for number in self._rounds],
+            )
+            for judge in matchup.judges
+        }
+        scores = panel_scores(rounds)
+        abstained = [judge for judge in matchup.judges if judge not in scores]
+        return Outcome(matchup, scores, abstained, None if scores else "no judge left")
+
+    def _finish(self, matchup: Matchup, outcome: Outcome | None) -> None:
+        """A duel has come to an end, or is owed (None). Folds whatever is next in order."""
+        self._outcomes[matchup.duel] = outcome
+        standing, progress = self._standing, self._progress
+        if outcome is None:
+            progress.owed += 1
+        while (following := self._outcomes.get(standing.folded)) is not None:
+            del self._outcomes[standing.folded]
+            standing.fold(following)
+            progress.duels_void += following.void is not None
+        progress.duels_done = standing.folded
+        self._in_play -= 1
+        self._fill()
+
+
+def _response(seat: Seat, reply: Reply) -> dict[str, Any]:
+    return {
+        "model": seat.model,
+        "content": reply.answer.content,
+        "finish_reason": reply.answer.finish_reason,
+        "usage": usage_json(reply.spent),
+        "latency_s": round(reply.latency_s, 3),
+        "attempts": reply.spent.attempts,
+    }
+
+
+def owed_sentence(engine: Engine, owed: int) -> SpartaError:
+    """The error of a play that ends with owed duels."""
+    return EndpointError(f"{owed} duels are owed ({engine.owed[0]}); resume the run to ask them again")

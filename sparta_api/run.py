@@ -1,0 +1,268 @@
+"""The iterations of a run: what is done, what comes next.
+
+Every stage of an iteration leaves a file (or an entry) that says it is done, so that a run goes on exactly where
+it stopped: matchups, duels, ratings, preferences, trained models, served models, held-out answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from sparta_api.accounts import Budget
+from sparta_api.client import Client
+from sparta_api.duels import Engine, owed_sentence
+from sparta_api.errors import Interrupted
+from sparta_api.heldout import ask_heldout
+from sparta_api.journal import read_lines, write_lines
+from sparta_api.matchmaking import Matchup, plan
+from sparta_api.models import Models
+from sparta_api.outcome import count_lines, first_reputation, next_reputation, standings
+from sparta_api.preferences import PairCounts, build
+from sparta_api.progress import Progress
+from sparta_api.reputation import Reputation
+from sparta_api.rundir import IterationFiles
+from sparta_api.seating import Seating
+from sparta_api.session import InstructionStore, Session
+from sparta_api.standing import Standing
+from sparta_api.trainers.factory import make_trainers
+from sparta_api.training import TrainingStage, read_job
+
+FIGURES_EVERY_S = 0.2
+INTERRUPT_GRACE_S = 2.0
+
+
+class Run:
+    """One run from where it stands to its end. `progress` receives the figures for whoever shows them."""
+
+    def __init__(self, session: Session, progress: Progress) -> None:
+        self._session = session
+        self._config = session.config
+        self._files = session.run
+        self._progress = progress
+        self._models = Models(session.run, session.config)
+        self._instructions = InstructionStore(session.run.instructions)
+        self._engine: Engine | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._interrupted: Interrupted | None = None
+        progress.roles = {member.name: tuple(member.roles) for member in session.config.members}
+
+    async def execute(self) -> None:
+        """Plays, trains and serves until all iterations are done.
+
+        Raises a SpartaError when something stops it; everything done so far is in the run directory.
+        """
+        self._task = asyncio.current_task()
+        if self._session.record.get("completed", 0) >= self._config.iterations:
+            return
+        rounds = standings(self._config, self._files)
+        self._budget = self._spent_so_far(rounds)
+        self._client = Client(self._budget, self._notice)
+        self._seating = Seating(self._session, self._models, self._client, self._progress)
+        self._trainers = make_trainers(self._session.loaded)
+        figures = asyncio.create_task(self._update_figures())
+        try:
+            self._session.save(state="running")
+            await self._prepare()
+            await self._iterations(rounds)
+            self._session.save(state="done", phase="done")
+            self._progress.enter("done")
+        except asyncio.CancelledError:
+            if self._interrupted is None:
+                raise
+            raise self._interrupted from None
+        finally:
+            figures.cancel()
+            await self._close()
+
+    def interrupt(self, signum: int) -> None:
+        """Stops the run: requests in flight may arrive for a moment. A second call does not wait for them."""
+        name = signal.Signals(signum).name
+        second = self._interrupted is not None
+        self._interrupted = Interrupted(f"interrupted by {name}", signum)
+        if self._engine is not None and not second:
+            self._engine.stop(self._interrupted, INTERRUPT_GRACE_S)
+        elif self._task is not None:
+            self._task.cancel()
+
+    async def _close(self) -> None:
+        if self._session.record.get("state") != "done":
+            self._session.save(state="stopped")
+        for trainer in self._trainers.values():
+            await trainer.close()
+        await self._seating.close()
+        await self._client.close()
+
+    def _notice(self, text: str) -> None:
+        if text not in self._progress.notices:
+            self._progress.notices.append(text)
+
+    def _spent_so_far(self, rounds: list[Standing]) -> Budget:
+        totals = [totals for standing in rounds for totals in standing.totals.values()]
+        jobs = [
+            read_job(self._files.iteration(number).job(member.name)).get("cost_usd") or 0.0
+            for number in range(len(rounds))
+            for member in self._config.members
+        ]
+        return Budget(
+            self._config.limits,
+            requests=sum(t.requests for t in totals),
+            tokens=sum(t.usage.prompt + t.usage.completion for t in totals),
+            cost=math.fsum([*(t.cost_usd or 0.0 for t in totals), *jobs]),
+        )
+
+    async def _update_figures(self) -> None:
+        priced = all(member.price or member.server for member in self._config.members)
+        while True:
+            self._progress.requests = self._budget.requests
+            self._progress.tokens = self._budget.tokens
+            self._progress.spent_usd = self._budget.cost if priced or self._budget.cost else None
+            await asyncio.sleep(FIGURES_EVERY_S)
+
+    # Stages
+
+    async def _prepare(self) -> None:
+        """Everything that must work before the first request of the run: trainers, servers, adapters."""
+        for member in self._config.members:
+            name = self._config.trainer_of(member)
+            if name:
+                base = self._config.base_model_of(member, self._config.trainers[name])
+                for warning in await self._trainers[name].preflight(
+                    base, self._models.trained(member.name), member.name
+                ):
+                    self._notice(warning)
+        self._enter("serving")
+        await self._seating.open(self._trainers)
+
+    async def _iterations(self, rounds: list[Standing]) -> None:
+        reputation, history = first_reputation(self._config), []
+        for number in range(self._config.iterations):
+            self._progress.begin_iteration(number)
+            if number < self._session.record.get("completed", 0):
+                ended = rounds[number].reputation
+            else:
+                ended = await self._iteration(number, reputation)
+            history.append(ended.reputations)
+            reputation = next_reputation(self._config, ended, history)
+
+    async def _iteration(self, number: int, start: Reputation) -> Reputation:
+        files = self._files.iteration(number)
+        self._session.save(iteration=number)
+        if number == 0:
+            await self._heldout(trained=0)
+        standing = await self._duels(files, start)
+        self._files.write_json(self._files.ratings, standing.reputation.to_json())
+        pairs = self._preferences(files)
+        await self._training(files, pairs)
+        self._enter("serving")
+        await self._seating.serve(self._trainers, number + 1)
+        await self._heldout(trained=number + 1)
+        self._session.save(completed=number + 1)
+        return standing.reputation
+
+    def _enter(self, phase: str) -> None:
+        self._progress.enter(phase)
+        self._session.save(phase=phase)
+
+    async def _duels(self, files: IterationFiles, start: Reputation) -> Standing:
+        if not files.matchups.exists():
+            write_lines(files.matchups, (matchup.to_json() for matchup in self._plan(files.number, start)))
+        total = count_lines(files.matchups)
+        standing = Standing(self._config, self._files, files, start)
+        standing.load()
+        if standing.dropped:
+            self._notice(f"{files.root}: a half-written line was dropped; its work is done again")
+        progress = self._progress
+        progress.totals = standing.totals
+        progress.reputation_before = standing.before
+        progress.duels_total, progress.duels_done = total, standing.folded
+        progress.duels_void = sum(standing.void.values())
+        progress.answers_expected = _answers(files, self._config.judging.rounds)
+        self._enter("duels")
+        if standing.folded < total:
+            standing.start()
+            await self._play(files, standing)
+        progress.reputation = standing.reputation.reputations
+        return standing
+
+    async def _play(self, files: IterationFiles, standing: Standing) -> None:
+        self._engine = Engine(
+            self._config,
+            files.number,
+            standing,
+            self._seating.seats,
+            self._client,
+            self._instructions.messages,
+            self._progress,
+        )
+        try:
+            owed = await self._engine.play(_matchups(files))
+            if owed:
+                raise owed_sentence(self._engine, owed)
+        finally:
+            self._engine = None
+            self._files.write_json(self._files.ratings, standing.reputation.to_json())
+
+    def _plan(self, number: int, start: Reputation) -> Iterator[Matchup]:
+        config = self._config
+        return plan(
+            config.seed,
+            number,
+            start.reputations,
+            self._instructions.ids,
+            [member.name for member in config.members if member.fights],
+            [member.name for member in config.members if member.judges],
+            config.matchmaking,
+            config.instructions.per_iteration,
+            config.judging.judges_per_duel,
+        )
+
+    def _preferences(self, files: IterationFiles) -> int:
+        """Writes the iteration's pairs, where that was not done; returns their number."""
+        self._enter("preferences")
+        if not files.preferences.exists():
+            counts = PairCounts()
+            duels = (row for row, _, _ in read_lines(files.duels))
+            responses = (row for row, _, _ in read_lines(files.responses) if "error" not in row)
+            margin = self._config.preferences.min_margin
+            write_lines(files.preferences, build(duels, responses, self._instructions.messages, margin, counts))
+            self._session.record.setdefault("pairs", {})[str(files.number)] = {
+                "pairs": counts.pairs,
+                "ties": counts.ties,
+                "void": counts.void,
+                "identical": counts.identical,
+            }
+        return count_lines(files.preferences)
+
+    async def _training(self, files: IterationFiles, pairs: int) -> None:
+        if not self._trainers or self._models.learned(files.number):
+            return
+        self._enter("training")
+        stage = TrainingStage(self._session, self._models, self._trainers, self._progress, self._budget)
+        async with self._seating.training():
+            learned = await stage.train(files, pairs)
+        self._models.set_trained(files.number, learned)
+
+    async def _heldout(self, trained: int) -> None:
+        """Asks the held-out instructions of all fighters, once per stage of training."""
+        if self._config.heldout is not None:
+            self._enter("held-out answers")
+            await ask_heldout(self._session, self._seating.seats, self._client, trained)
+
+
+def _matchups(files: IterationFiles) -> Iterator[Matchup]:
+    for row, _, _ in read_lines(files.matchups):
+        yield _matchup(row)
+
+
+def _matchup(row: dict[str, Any]) -> Matchup:
+    a, b = row["fighters"]
+    return Matchup(row["duel"], row["instruction"], (a, b), tuple(row["judges"]))
+
+
+def _answers(files: IterationFiles, rounds: int) -> int:
+    """Responses and judgments that an iteration will hold when nothing is void."""
+    return sum(2 + 2 * rounds * len(row["judges"]) for row, _, _ in read_lines(files.matchups))
