@@ -233,7 +233,10 @@ def with_limits(config: TribeConfig, changes: Mapping[str, Mapping[str, Any]]) -
 
 
 def warnings(resolved: TribeConfig) -> list[str]:
-    """What works but is probably not meant, one sentence each."""
+    """What works but is probably not meant, one sentence each.
+
+    Where all members are one model, none is preferred over another, so that is no warning.
+    """
     found = []
     same: dict[tuple[Any, ...], list[Member]] = defaultdict(list)
     for member in resolved.members:
@@ -243,7 +246,8 @@ def warnings(resolved: TribeConfig) -> list[str]:
         if insecure and member.api_key_env:
             found.append(f"member '{member.name}' sends its key over http, unencrypted; use https")
     for group in same.values():
-        if len(group) > 1 and any(m.judges for m in group) and any(m.fights for m in group):
+        mixed = 1 < len(group) < len(resolved.members)
+        if mixed and any(m.judges for m in group) and any(m.fights for m in group):
             names = ", ".join(f"'{member.name}'" for member in group)
             found.append(f"{names} are the same model ('{group[0].model}'), so their judging may show self-preference")
     for name in resolved.servers:

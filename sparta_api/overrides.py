@@ -24,7 +24,7 @@ def apply(source: Source, overrides: Sequence[str]) -> None:
     for number, override in enumerate(overrides):
         key, found, value = override.partition("=")
         key = key.strip()
-        label = f"--set {key}" if found else "--set"
+        label = f"--set {key}" if found and key else "--set"
         if not found or not key:
             here = Place(label, _LATER + number, key, None, 2)
             source.problems.append(Problem(here, "write it as KEY.PATH=VALUE"))

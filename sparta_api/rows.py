@@ -93,7 +93,7 @@ def _jsonl(path: Path) -> Iterator[Row]:
         for line, content in enumerate(file, 1):
             if line == 1:
                 content = content.removeprefix(_BOM)
-            if not content.isspace():
+            if content := content.strip():
                 yield line, _object(_parse(content, path, line), f"{path}:{line}")
 
 

@@ -110,7 +110,7 @@ def literal_keys(source: Source) -> list[Problem]:
         written = _VARIABLE.sub(lambda match: match["default"] or "", text)
         if _is_secret_place(path) and _SCHEME.sub("", written).strip():
             advice = "name its environment variable as api_key_env, or write ${NAME}"
-            problems.append(Problem(place, f"{place.key}: a key is never written into the file; {advice}"))
+            problems.append(Problem(place, f"a key is never written into the file ({place.key}); {advice}"))
         elif _looks_secret(path, written):
             problems.append(Problem(place, f"{place.key}: this looks like an API key; put it into a variable"))
     return problems
