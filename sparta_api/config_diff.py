@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 from sparta_api.config import TribeConfig
 from sparta_api.config_file import dump_tribe
 
-_ALLOWED = re.compile(
-    r"members\0[^\0]*\0(?:server|base_url|api_key_env|headers|concurrency|requests_per_minute"
-    r"|tokens_per_minute|timeout_s|max_attempts|max_wait_s|startup_timeout_s|price|path_map)(?:\0|$)"
-    r"|(?:limits|servers)(?:\0|$)",
-    re.DOTALL,
-)
+_ALLOWED_OF_MEMBERS = (
+    "server", "base_url", "api_key_env", "headers", "concurrency", "requests_per_minute", "tokens_per_minute",
+    "timeout_s", "max_attempts", "max_wait_s", "startup_timeout_s", "price", "path_map",
+)  # fmt: skip
+"""Where, how fast and at what cost a member is asked. `server` is here because it stands instead of `base_url`."""
+
 _ABSENT = object()
 
 
@@ -32,13 +31,14 @@ class Change:
     old: Any
     new: Any
     allowed: bool
+    keys: tuple[str, ...]
+    """The steps of the path, for names may hold dots."""
 
     @property
     def of_trainers(self) -> bool:
         """Whether it is about training back ends, which may change until their jobs have started."""
-        return self.path.split(".")[0] in ("trainers", "training") or (
-            self.path.startswith("members.") and self.path.endswith(".trainer")
-        )
+        first, last = self.keys[0], self.keys[-1]
+        return first in ("trainers", "training") or (first == "members" and len(self.keys) == 3 and last == "trainer")
 
 
 def changed_keys(old: TribeConfig, new: TribeConfig) -> list[Change]:
@@ -48,12 +48,12 @@ def changed_keys(old: TribeConfig, new: TribeConfig) -> list[Change]:
     """
     before, after = _plain(old), _plain(new)
     changes = [
-        Change(path.replace("\0", "."), _shown(a), _shown(b), _allowed(path, a, b))
-        for path, a, b in _differences("", before, after)
+        Change(".".join(keys), _shown(a), _shown(b), _allowed(keys, a, b), keys)
+        for keys, a, b in _differences((), before, after)
     ]
     names = [[member.name for member in config.members] for config in (old, new)]
     if names[0] != names[1] and sorted(names[0]) == sorted(names[1]):
-        changes.append(Change("members", names[0], names[1], False))
+        changes.append(Change("members", names[0], names[1], False, ("members",)))
     return changes
 
 
@@ -68,20 +68,20 @@ def _plain(config: TribeConfig) -> dict[str, Any]:
     return data
 
 
-def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Paths with both values; a NUL parts the steps, for names may hold dots."""
+def _differences(keys: tuple[str, ...], old: Any, new: Any) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """The steps to every difference, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
-            inner = f"{path}\0{key}" if path else key
-            yield from _differences(inner, old.get(key, _ABSENT), new.get(key, _ABSENT))
+            yield from _differences((*keys, key), old.get(key, _ABSENT), new.get(key, _ABSENT))
     elif old != new:
-        yield path, old, new
+        yield keys, old, new
 
 
-def _allowed(path: str, old: Any, new: Any) -> bool:
-    if path == "iterations":
+def _allowed(keys: tuple[str, ...], old: Any, new: Any) -> bool:
+    if keys == ("iterations",):
         return bool(new > old)
-    return bool(_ALLOWED.match(path))
+    of_member = keys[0] == "members" and len(keys) > 2 and keys[2] in _ALLOWED_OF_MEMBERS
+    return of_member or keys[0] in ("limits", "servers")
 
 
 def _shown(value: Any) -> Any:

@@ -50,32 +50,36 @@ def load_tribe(
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
     base_dir: Path | None = None,
+    *,
+    keys: bool = True,
 ) -> LoadedTribe:
     """Reads, merges and checks a configuration file.
 
     `overrides` are the values of `--set`; `base_dir` takes the place of the file's own directory for relative
-    paths (a run directory holds a copy of a file that stood elsewhere). Raises ConfigError with one line per
-    problem, in the order of the file.
+    paths (a run directory holds a copy of a file that stood elsewhere). `keys=False` is for those who only look
+    at a run and need no environment: keys are not read, texts with unset variables stay as they were written, URLs
+    and files are not checked. Raises ConfigError with one line per problem, in the order of the file.
     """
     base = (path.parent if base_dir is None else base_dir).absolute()
     source = _read(path, overrides)
     config = _validated(source.data, source)
     data, unset = expand_all(source.data, source, environ)
-    source.problems += unset
+    source.problems += unset if keys else []
     if config is None:
         raise _error(source)
     source.problems += config_checks.written(config, source)
-    keys = _keys(config, source, environ)
-    resolved = None if unset else _validated(data, source)
+    found = _keys(config, source, environ) if keys else {}
+    resolved = None if unset and keys else _validated(data, source)
     if resolved is None:
         raise _error(source)
     resolved = _with_absolute_paths(resolved, base)
-    source.problems += config_checks.expanded(resolved, source)
-    shared = {} if source.problems else config_checks.account_limits(resolved, source)
+    source.problems += config_checks.expanded(resolved, source) if keys else []
+    shared = config_checks.account_limits(resolved, source) if keys and not source.problems else {}
     if source.problems:
         raise _error(source)
     config, resolved = config_checks.with_limits(config, shared), config_checks.with_limits(resolved, shared)
-    return LoadedTribe(config, resolved, path, base, config_checks.warnings(resolved), keys)
+    warnings = config_checks.warnings(resolved) if keys else []
+    return LoadedTribe(config, resolved, path, base, warnings, found)
 
 
 def read_tribe(path: Path) -> TribeConfig:

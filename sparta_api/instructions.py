@@ -10,8 +10,6 @@ from typing import Any
 
 import orjson
 
-from sparta_api.config import Heldout
-from sparta_api.config import Instructions as InstructionsSection
 from sparta_api.config_file import resolve_path
 from sparta_api.config_keys import nearest
 from sparta_api.errors import ConfigError
@@ -58,16 +56,6 @@ def read_instructions(path: str, field: str, base_dir: Path) -> InstructionSet:
     if not reader.items:
         raise ConfigError(f"{local or path}: there is no instruction in it")
     return InstructionSet(reader.items, reader.duplicates)
-
-
-def read_section(section: InstructionsSection | Heldout, base_dir: Path) -> InstructionSet:
-    """The instructions of a section of the configuration; `per_iteration` must not exceed their number."""
-    found = read_instructions(section.path, section.field, base_dir)
-    wanted = section.per_iteration if isinstance(section, InstructionsSection) else None
-    if wanted is not None and wanted > len(found.items):
-        holds = f"{section.path} holds {len(found.items)} ({found.duplicates} duplicates are left out)"
-        raise ConfigError(f"instructions.per_iteration is {wanted}, but {holds}; lower it or omit it for all")
-    return found
 
 
 class _Reader:

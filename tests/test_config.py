@@ -329,6 +329,18 @@ def test_prose_about_bearers_and_tokens_is_no_key(tmp_path: Path) -> None:
     assert load(tmp_path, text).config.member("c").extra_body == {"eos_token": "</s>"}
 
 
+def test_who_only_looks_needs_no_environment(tmp_path: Path) -> None:
+    text = BASE.replace("localhost:8000", "${HOST}:${PORT}").replace("name: a", "name: a\n    adapter: ./gone")
+    path = write(tmp_path, text + "    api_key_env: MY_KEY\n")
+    loaded = load_tribe(path, environ={"PORT": "1"}, keys=False)
+    assert loaded.keys == {}
+    assert loaded.resolved.member("a").base_url == "http://${HOST}:${PORT}/v1"
+    assert loaded.resolved.instructions.path == str(tmp_path / "data.jsonl")
+    assert read_tribe(path) == loaded.config
+    with pytest.raises(ConfigError, match="no member may judge"):
+        load_tribe(write(tmp_path, text.replace("  - name: c\n", "")), environ={}, keys=False)
+
+
 # paths
 
 
@@ -517,6 +529,7 @@ def test_members_are_matched_by_name(tmp_path: Path) -> None:
     paths = {change.path: change for change in changed_keys(old, larger)}
     assert list(paths) == ["members.d.base_url"]
     assert not paths["members.d.base_url"].allowed
+    assert paths["members.d.base_url"].keys == ("members", "d.base_url")
     assert paths["members.d.base_url"].old is None
 
 

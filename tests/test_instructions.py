@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from sparta_api.config import Instructions
 from sparta_api.errors import ConfigError
-from sparta_api.instructions import InstructionSet, read_instructions, read_section
+from sparta_api.instructions import InstructionSet, read_instructions
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT.parent / "shared" / "cases" / "field-cases.jsonl"
@@ -179,13 +178,6 @@ def test_one_id_for_two_instructions_names_both_lines(tmp_path: Path) -> None:
     assert found == "d.jsonl:3: the id '1' belongs to another instruction (d.jsonl:1)"
 
 
-def test_per_iteration_is_at_most_their_number(tmp_path: Path) -> None:
-    (tmp_path / "d.txt").write_text("one\ntwo\ntwo\n")
-    assert len(read_section(Instructions(path="d.txt", per_iteration=2), tmp_path).items) == 2
-    with pytest.raises(ConfigError, match=r"per_iteration is 3, but d\.txt holds 2 \(1 duplicates are left out\)"):
-        read_section(Instructions(path="d.txt", per_iteration=3), tmp_path)
-
-
 # encodings and malformed files
 
 
@@ -291,10 +283,10 @@ def test_field_case_of_the_locale(tmp_path: Path) -> None:
     )
     script = (
         "from pathlib import Path; from sparta_api.config_file import dump_tribe, load_tribe\n"
-        "from sparta_api.instructions import read_section\n"
+        "from sparta_api.instructions import read_instructions\n"
         "loaded = load_tribe(Path('tribe.yaml'))\n"
         "assert 'name: Öl' in dump_tribe(loaded.config)\n"
-        "(item,) = read_section(loaded.resolved.instructions, loaded.base_dir).items\n"
+        "(item,) = read_instructions(loaded.config.instructions.path, 'prompt', loaded.base_dir).items\n"
         "Path('out').write_bytes(item.prompt[0]['content'].encode())"
     )
     (tmp_path / "script.py").write_text(script, encoding="utf-8")
