@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
@@ -14,6 +15,20 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Gpus = list[Annotated[int, Field(ge=0, strict=True)]]
 EnvName = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+def _safe_name(name: str) -> str:
+    if "${" in name:
+        raise ValueError("a name holds no variables, it has to mean the same in every run")
+    if any(unicodedata.category(c) == "Cc" for c in name):
+        raise ValueError("a name has no control characters")
+    if any(part.strip() in ("", ".", "..") for part in name.replace("\\", "/").split("/")):
+        raise ValueError("a name has no empty, '.' or '..' component")
+    return name
+
+
+Name = Annotated[Text, AfterValidator(_safe_name)]
+"""Of a tribe or a member: it tells them apart for ever and may become part of file names."""
 
 
 class Section(BaseModel):
