@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 
 class JobState(StrEnum):
@@ -85,6 +85,50 @@ class JobStatus:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Capabilities:
+    """What a back end can do; what it cannot express is refused when the configuration is read."""
+
+    parents: frozenset[str]
+    """Kinds of `TrainedModel` that it can continue."""
+    serves: Literal["adapter", "at once", "deployment", "command"]
+    """How its models come to answer: loaded into a server, by their id, by a deployment, by the user's command."""
+    learning_rate: Literal["absolute", "multiplier", "own"] = "absolute"
+    """own: written into the user's own command."""
+    lora_shape: Literal["full", "rank", "none"] = "full"
+    loss_extras: tuple[str, ...] = ()
+    minimum_pairs: int = 1
+    estimates: bool = False
+    """Whether the service itself tells what a job will cost."""
+    found_by: Literal["directory", "suffix", "metadata"] = "directory"
+    """What a job that was already started is recognised by."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a job will cost. None means unknown, never free."""
+
+    usd: float | None
+    tokens: int | None = None
+    deployment_usd: float | None = 0.0
+    """USD for serving its model for one iteration."""
+    detail: str = ""
+
+    @property
+    def total_usd(self) -> float | None:
+        """Job and deployment together; None where either is unknown."""
+        return None if self.usd is None or self.deployment_usd is None else self.usd + self.deployment_usd
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Where a trained model answers. None for `base_url` or `api_key_env` means: as the member has it."""
+
+    model: str
+    base_url: str | None = None
+    api_key_env: str | None = None
+
+
 class Trainer(Protocol):
     """A training back end. Methods raise `TrainingError` for expected faults and retry nothing twice
     that could be paid twice; every method may be called again after a restart."""
@@ -115,3 +159,31 @@ class Trainer(Protocol):
 
     def describe(self, job: str) -> dict[str, Any]:
         """What job.json should record beside id and status (paths, urls, counts of dropped pairs)."""
+
+    async def close(self) -> None:
+        """Lets go of connections and of processes that end with the run. Remote jobs go on."""
+
+
+@runtime_checkable
+class Priced(Protocol):
+    """A trainer whose jobs cost money. `forecast` asks nobody to train; `estimate` may upload the file."""
+
+    async def forecast(self, base_model: str, pairs: int, tokens: int) -> Estimate:
+        """Before there are pairs: the cost of a job with that many pairs and trained tokens (one epoch)."""
+
+    async def estimate(self, spec: TrainingSpec) -> Estimate:
+        """The cost of this very job. Raises `TrainingError` when the service would not allow it."""
+
+
+@runtime_checkable
+class Deployer(Protocol):
+    """Makes trained models answer, and takes them down. Every method may be repeated after a restart."""
+
+    async def deploy(self, model: TrainedModel, base_model: str, member: str, iteration: int) -> ServedModel:
+        """Waits until the member's model answers; what is already up is only checked."""
+
+    async def cleanup(self) -> list[str]:
+        """Takes down everything that the run's ledger says is up; one sentence for each."""
+
+    async def close(self) -> None:
+        """Lets go of connections; what is up stays up."""

@@ -1,0 +1,74 @@
+"""The connection to Together, and what its deployments cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import rich
+import together
+
+from sparta_api.trainers.config import TogetherTrainer as Settings
+from sparta_api.trainers.faults import Pace, ProviderFault, asked, patiently, raw
+from sparta_api.trainers.preflight import read_key
+
+TIMEOUT_S = 60.0
+CENTS = 100
+
+
+def api_root(settings: Settings) -> str:
+    """The API's address without a version, as the SDK wants it."""
+    return settings.base_url.rstrip("/").removesuffix("/v1")
+
+
+def make_client(settings: Settings, trainer: str) -> together.AsyncTogether:
+    """An SDK client without retries of its own; what the SDK prints goes to stderr."""
+    rich.reconfigure(stderr=True)
+    return together.AsyncTogether(
+        api_key=read_key(settings.api_key_env, trainer), base_url=api_root(settings), max_retries=0, timeout=TIMEOUT_S
+    )
+
+
+class TogetherPrices:
+    """What a deployment costs: `price_per_hour` of the file, else the service's list for the configured hardware."""
+
+    def __init__(self, trainer: str, settings: Settings, pace: Pace) -> None:
+        self._trainer = trainer
+        self._settings = settings
+        self._pace = pace
+        self._listed: float | None = None
+        self._asked = False
+
+    async def price(self) -> float | None:
+        """USD for one member's deployment in one iteration; None where it cannot be known."""
+        wanted = self._settings.deployment
+        hourly = wanted.price_per_hour
+        if hourly is None:
+            hourly = await self.hourly()
+        return None if hourly is None else hourly * wanted.hours * wanted.replicas
+
+    async def hourly(self) -> float | None:
+        """USD per hour and replica on the hardware of `deployment.config`, as the service lists it."""
+        if self._settings.deployment.config and not self._asked:
+            self._asked = True
+            try:
+                self._listed = await patiently(self._pace, lambda: self._ask(self._settings.deployment.config or ""))
+            except ProviderFault:
+                self._listed = None
+        return self._listed
+
+    async def _ask(self, config: str) -> float | None:
+        _, project, _, identity = config.split("/")
+        async with make_client(self._settings, self._trainer) as client:
+            found = raw(await asked(together, lambda: client.models.configs.retrieve(identity, project_id=project)))
+            listed = raw(await asked(together, client.endpoints.hardware.list))
+        return instance_price(found.get("selectors") or [], listed.get("data") or [])
+
+
+def instance_price(selectors: list[dict[str, Any]], instances: list[dict[str, Any]]) -> float | None:
+    """USD per hour of the first instance type that a config's selectors name, by id or by GPU type and count."""
+    values = {str(selector.get("value")) for selector in selectors}
+    for instance in instances:
+        by_gpu = {str(instance.get("gpuType")), str(instance.get("gpuCount"))} <= values
+        if (str(instance.get("id")) in values or by_gpu) and instance.get("priceCentsPerHour") is not None:
+            return float(instance["priceCentsPerHour"]) / CENTS
+    return None
