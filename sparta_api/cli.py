@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 from sparta_api import check as checks
+from sparta_api import forecast as forecasts
 from sparta_api import report as reports
 from sparta_api import scaffold
 from sparta_api.config_file import LoadedTribe, load_tribe
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 def _fail(error: SpartaError) -> NoReturn:
-    sys.stderr.write(f"sparta-api: {clean(scrub(str(error)))}\n")
+    sys.stderr.write(f"sparta-api: {clean(scrub(str(error)), lines=True)}\n")
     sys.exit(error.exit_code)
 
 
@@ -114,7 +115,7 @@ def run(
         overrides.append(f"iterations={iterations}")
     loaded = _load(tribe, overrides, trainer)
     if dry_run:
-        checks.show_plan(asyncio.run(checks.plan_of(loaded)), Console())
+        forecasts.show(asyncio.run(forecasts.forecast(loaded)), Console())
         return
     root = run_dir or new_run_directory(RUNS, loaded.config.name)
     exists = RunDirectory(root).exists
@@ -159,7 +160,7 @@ def _load(tribe: Path, overrides: list[str] | None, trainer: str | None = None) 
     overrides = list(overrides or [])
     loaded = load_tribe(tribe, overrides)
     if trainer is not None:
-        overrides += checks.trainer_overrides(loaded.config, trainer)
+        overrides += checks.trainer_overrides(loaded, trainer)
         loaded = load_tribe(tribe, overrides)
     for warning in loaded.warnings:
         sys.stderr.write(f"warning: {clean(scrub(warning))}\n")
@@ -170,9 +171,9 @@ def _ask_to_spend(loaded: LoadedTribe) -> None:
     """On a terminal, asks before a run that costs money."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
-    plan = asyncio.run(checks.plan_of(loaded))
+    plan = asyncio.run(forecasts.forecast(loaded))
     if plan.costs_money:
-        checks.show_plan(plan, Console(stderr=True))
+        forecasts.show(plan, Console(stderr=True))
         typer.confirm("Start?", abort=True, err=True)
 
 

@@ -19,7 +19,7 @@ import orjson
 
 from sparta_api.config import TribeConfig
 from sparta_api.config_diff import Change, changed_keys
-from sparta_api.config_file import LoadedTribe, dump_tribe, load_tribe
+from sparta_api.config_file import LoadedTribe, dump_tribe, read_tribe
 from sparta_api.errors import ConfigError
 from sparta_api.instructions import Instruction, InstructionSet, read_instructions
 from sparta_api.journal import write_atomic, write_lines
@@ -144,7 +144,7 @@ def continued(root: Path, loaded: LoadedTribe) -> Session:
     """
     run = RunDirectory(root)
     record = run.read_json(run.state)
-    old = load_old(run, record)
+    old = read_tribe(run.tribe)
     changes = changed_keys(old, loaded.config)
     refused = [change.path for change in changes if not _allowed(run, change, old, loaded.config)]
     hashes = record["hashes"]
@@ -166,23 +166,16 @@ def continued(root: Path, loaded: LoadedTribe) -> Session:
     return session
 
 
-def load_old(run: RunDirectory, record: dict[str, Any]) -> TribeConfig:
-    """The configuration that the run directory keeps, as it was written."""
-    from_directory = load_tribe(run.tribe, base_dir=Path(record["base_dir"]))
-    return from_directory.config
-
-
 def _allowed(run: RunDirectory, change: Change, old: TribeConfig, new: TribeConfig) -> bool:
     """Whether a change leaves results alone: where and how fast to ask, more iterations, trainers not yet in use."""
     if change.allowed:
         return True
-    parts = change.path.split(".")
-    if parts[0] == "trainers" and len(parts) > 1:
-        return not any(_started(run, name) for name in _learners(old, parts[1]) + _learners(new, parts[1]))
-    if change.path == "training.trainer" or (parts[0] == "members" and parts[-1] == "trainer"):
-        moved = [m.name for m in old.members if old.trainer_of(m) != new.trainer_of(new.member(m.name))]
-        return not any(_started(run, name) for name in moved)
-    return False
+    if not change.of_trainers:
+        return False
+    if change.keys[0] == "trainers" and len(change.keys) > 1:
+        return not any(_started(run, name) for name in _learners(old, change.keys[1]) + _learners(new, change.keys[1]))
+    moved = [member.name for member in old.members if old.trainer_of(member) != new.trainer_of(new.member(member.name))]
+    return not any(_started(run, name) for name in moved)
 
 
 def _learners(config: TribeConfig, trainer: str) -> list[str]:

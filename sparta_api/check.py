@@ -1,0 +1,154 @@
+"""`check`: one small question to every endpoint in each of its roles, and to every trainer whether it could train."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from sparta_api.accounts import Budget
+from sparta_api.client import Client, MemberDown, Owed, Question, Seat, Unanswered
+from sparta_api.config import Member
+from sparta_api.config_file import LoadedTribe
+from sparta_api.errors import ConfigError, SpartaError
+from sparta_api.instructions import Instruction
+from sparta_api.judging import Bench
+from sparta_api.models import Models
+from sparta_api.preferences import with_system
+from sparta_api.progress import Progress
+from sparta_api.rundir import RunDirectory
+from sparta_api.seating import Seating
+from sparta_api.session import Session, read_source
+from sparta_api.terminal import safe
+from sparta_api.trainers.factory import make_trainers
+
+PATIENCE = {"max_attempts": 2, "max_wait_s": 10.0}
+ANSWER_TOKENS = 16
+SAMPLE_ANSWER = "The answer is forty-two."
+
+
+@dataclass(slots=True)
+class Row:
+    """What `check` found about one member; a role that it does not have is "-"."""
+
+    member: str
+    model: str
+    endpoint: str
+    fight: str = "-"
+    judge: str = "-"
+    trainer: str = "-"
+    notes: list[str] = field(default_factory=list)
+    problem: bool = False
+
+
+def trainer_overrides(loaded: LoadedTribe, trainer: str) -> list[str]:
+    """The `--set` values that `--trainer NAME` stands for: all that learn now learn with that one.
+
+    Raises ConfigError for a trainer that the file does not have.
+    """
+    config = loaded.config
+    if trainer != "none" and trainer not in config.trainers:
+        known = ", ".join(sorted(config.trainers)) or "none are configured"
+        raise ConfigError(f"{loaded.path}: --trainer {trainer}: there is no such trainer ({known})")
+    overrides = [f"training.trainer={trainer}"]
+    for member in config.members:
+        if member.trainer is not None and config.trainer_of(member):
+            overrides.append(f'members[{config.members.index(member)}].trainer="{trainer}"')
+        elif member.trainer is None and not config.trainer_of(member):
+            overrides.append(f"members[{config.members.index(member)}].trainer=none")
+    return overrides
+
+
+async def check(loaded: LoadedTribe) -> list[Row]:
+    """One row per member, in the order of the file. Raises SpartaError where no server or data can be had."""
+    instruction = read_source(loaded).items[0]
+    with tempfile.TemporaryDirectory(prefix="sparta-check-") as directory:
+        run = RunDirectory(Path(directory))
+        session = Session(run, loaded, {"id": "check"})
+        models = Models(run, session.config)
+        progress = Progress(run="check", iterations=0)
+        client = Client(Budget(session.config.limits), progress.notices.append)
+        seating = Seating(session, models, client, progress)
+        trainers = make_trainers(loaded)
+        try:
+            await seating.open(trainers)
+            rows = await asyncio.gather(
+                *(_member(session, models, member, seating.seats[member.name], client, instruction)
+                  for member in session.config.members)
+            )  # fmt: skip
+        finally:
+            for trainer in trainers.values():
+                await trainer.close()
+            await seating.close()
+            await client.close()
+        for row, member in zip(rows, session.config.members, strict=True):
+            name = session.config.trainer_of(member)
+            if name:
+                section = session.config.trainers[name]
+                ask = trainers[name].preflight(
+                    session.config.base_model_of(member, section), models.trained(member.name), member.name
+                )
+                await _train(row, name, ask)
+        if progress.notices:
+            rows[0].notes += progress.notices
+        return list(rows)
+
+
+async def _train(row: Row, name: str, ask: Awaitable[list[str]]) -> None:
+    try:
+        row.notes += await ask
+        row.trainer = f"{name}: ok"
+    except SpartaError as error:
+        row.trainer, row.problem = f"{name}: {error}", True
+
+
+async def _member(
+    session: Session, models: Models, member: Member, seat: Seat, client: Client, instruction: Instruction
+) -> Row:
+    row = Row(member.name, models.members[member.name].model, ", ".join(r.base_url for r in seat.replicas))
+    seat.member = member.model_copy(update=PATIENCE)
+    messages = [dict(message) for message in instruction.prompt]
+    if member.fights:
+        fields = {**member.sampling.model_dump(), "max_tokens": ANSWER_TOKENS}
+        row.fight = await _ask(row, client, seat, Question(with_system(messages, member.system_prompt), fields))
+    if member.judges:
+        bench = Bench(session.config, 0)
+        question = Question(bench.messages(messages, SAMPLE_ANSWER, 0, member.name), bench.fields(1), retry_empty=False)
+        row.judge = await _ask(row, client, seat, question, bench)
+    return row
+
+
+async def _ask(row: Row, client: Client, seat: Seat, question: Question, bench: Bench | None = None) -> str:
+    started = time.monotonic()
+    try:
+        reply = await client.ask(seat, question)
+    except (Unanswered, Owed, MemberDown) as error:
+        row.problem = True
+        return str(error)
+    took = f"ok, {time.monotonic() - started:.1f} s"
+    if bench is None:
+        return took
+    score = bench.score(reply.answer)
+    if score.value is None:
+        row.notes.append(f"as a judge its first reply holds no score: {reply.answer.content[:80]!r}")
+    mass = "" if score.mass is None else f", {score.mass:.0%} on score labels"
+    return f"{took}{mass}"
+
+
+def show(rows: list[Row], console: Console) -> None:
+    """Prints the rows as a table, and under it the notes and problems in full."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("member", "model", "endpoint", "fight", "judge", "trainer"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*(safe(t) for t in (row.member, row.model, row.endpoint, row.fight, row.judge, row.trainer)))
+    console.print(table)
+    for row in rows:
+        for note in row.notes:
+            console.print(safe(f"{row.member}: {note}"), soft_wrap=True)

@@ -1,0 +1,178 @@
+"""`--dry-run`: what a run would ask, and what it would cost where prices are known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+from sparta_api.client import usage_cost
+from sparta_api.config import TribeConfig
+from sparta_api.config_file import LoadedTribe
+from sparta_api.judging import Bench
+from sparta_api.matchmaking import Matchup, plan
+from sparta_api.outcome import first_reputation
+from sparta_api.preferences import with_system
+from sparta_api.progress import Usage
+from sparta_api.session import instruction_rows, read_source
+from sparta_api.terminal import count, safe
+from sparta_api.trainers.factory import make_trainers
+from sparta_api.trainers.protocol import Priced
+from sparta_api.wire import estimate_tokens
+
+ENCODING_OVERHEAD = 8
+"""Tokens that a chat template adds to a message."""
+
+
+@dataclass(slots=True)
+class MemberPlan:
+    """What one member would be asked over the whole run, its answers at their full length."""
+
+    name: str
+    answers: int = 0
+    judgments: int = 0
+    usage: Usage = field(default_factory=Usage)
+    cost_usd: float | None = 0.0
+
+
+@dataclass(slots=True)
+class JobPlan:
+    """One member's training jobs."""
+
+    member: str
+    trainer: str
+    jobs: int
+    cost_usd: float | None
+    detail: str
+
+
+@dataclass(slots=True)
+class Plan:
+    """A whole run."""
+
+    iterations: int
+    duels: int
+    duplicates: int
+    members: list[MemberPlan]
+    jobs: list[JobPlan]
+
+    @property
+    def requests(self) -> int:
+        """Requests when every one is answered at once."""
+        return sum(member.answers + member.judgments for member in self.members)
+
+    @property
+    def costs_money(self) -> bool:
+        """Whether anything of it has a price, or may have one."""
+        return any(m.cost_usd is None or m.cost_usd > 0 for m in self.members) or any(
+            job.cost_usd is None or job.cost_usd > 0 for job in self.jobs
+        )
+
+
+async def forecast(loaded: LoadedTribe) -> Plan:
+    """The plan of a run from its configuration and data; asks no endpoint anything.
+
+    Raises ConfigError for unusable data.
+    """
+    config = loaded.resolved
+    instructions = read_source(loaded)
+    rows = {row["id"]: row["prompt"] for row in instruction_rows(instructions)}
+    reputations = first_reputation(config).reputations
+    members = {member.name: MemberPlan(member.name) for member in config.members}
+    duels = 0
+    for iteration in range(config.iterations):
+        matchups = list(
+            plan(
+                config.seed,
+                iteration,
+                reputations,
+                list(rows),
+                [m.name for m in config.members if m.fights],
+                [m.name for m in config.members if m.judges],
+                config.matchmaking,
+                config.instructions.per_iteration,
+                config.judging.judges_per_duel,
+            )
+        )
+        duels += len(matchups)
+        _count(config, matchups, {key: rows[key] for key in {m.instruction for m in matchups}}, members)
+    for member in config.members:
+        known = member.price or member.server
+        figures = members[member.name]
+        figures.cost_usd = usage_cost(figures.usage, member.price) if member.price else 0.0 if known else None
+    return Plan(config.iterations, duels, instructions.duplicates, list(members.values()), await _jobs(loaded, duels))
+
+
+def _count(
+    config: TribeConfig, matchups: list[Matchup], prompts: dict[str, list[dict[str, str]]], members: dict[str, MemberPlan]
+) -> None:
+    """Adds the requests and estimated tokens of some matchups to the members."""
+    bench = Bench(config, 0)
+    judged = Counter[str]()
+    rubric = sum(len(m["content"]) for m in bench.messages([{"role": "user", "content": ""}], "", 0, "x"))
+    for matchup in matchups:
+        question = prompts[matchup.instruction]
+        for fighter in matchup.fighters:
+            member = config.member(fighter)
+            figures = members[fighter]
+            figures.answers += 1
+            text = with_system([dict(m) for m in question], member.system_prompt)
+            figures.usage.prompt += sum(estimate_tokens(len(m["content"])) + ENCODING_OVERHEAD for m in text)
+            figures.usage.completion += member.sampling.max_tokens
+            shown = estimate_tokens(rubric + sum(len(m["content"]) for m in question)) + member.sampling.max_tokens
+            for judge in matchup.judges:
+                members[judge].judgments += config.judging.rounds
+                members[judge].usage.prompt += (shown + ENCODING_OVERHEAD) * config.judging.rounds
+                judged[judge] += config.judging.rounds
+    for judge, times in judged.items():
+        members[judge].usage.completion += times * config.judging.max_tokens
+
+
+async def _jobs(loaded: LoadedTribe, duels: int) -> list[JobPlan]:
+    config = loaded.resolved
+    trainers = make_trainers(loaded)
+    jobs = []
+    for member in config.members:
+        name = config.trainer_of(member)
+        if not name:
+            continue
+        cost: float | None = 0.0
+        detail = "on this machine"
+        trainer = trainers[name]
+        if isinstance(trainer, Priced):
+            base = config.base_model_of(member, config.trainers[name])
+            pairs = max(1, duels // config.iterations)
+            estimate = await trainer.forecast(base, pairs, pairs * 2 * member.sampling.max_tokens)
+            total = estimate.total_usd
+            cost, detail = None if total is None else total * config.iterations, estimate.detail
+        jobs.append(JobPlan(member.name, name, config.iterations, cost, detail))
+    for trainer in trainers.values():
+        await trainer.close()
+    return jobs
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Prints a plan."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("member", "answers", "judgments", "tokens in", "tokens out", "USD"):
+        table.add_column(title, justify="left" if title == "member" else "right")
+    for member in plan.members:
+        usage = member.usage
+        figures = (member.answers, member.judgments, usage.prompt, usage.completion)
+        table.add_row(safe(member.name), *(count(figure) for figure in figures), _usd(member.cost_usd))
+    console.print(table)
+    duplicates = f", {plan.duplicates} duplicate instructions left out" if plan.duplicates else ""
+    console.print(
+        f"{plan.iterations} iterations, {plan.duels} duels, {plan.requests} requests{duplicates}; "
+        "tokens are estimates, with answers at their full length"
+    )
+    for job in plan.jobs:
+        console.print(
+            safe(f"training of {job.member}: {job.jobs} jobs with {job.trainer}, {_usd(job.cost_usd)} USD {job.detail}")
+        )
+
+
+def _usd(cost: float | None) -> str:
+    return "unknown" if cost is None else f"{cost:.4f}" if 0 < cost < 1 else f"{cost:.2f}"
