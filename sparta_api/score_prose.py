@@ -79,7 +79,7 @@ _RANGE = re.compile(
     re.IGNORECASE,
 )
 _SPOILED = re.compile(
-    r"\s?[%+°^\ufe0f\u20e3]|\s?(?:점\s?(?:만점|중)|点(?:満点|中)|分(?:满分|制))"
+    r"\s?[%+°^\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e\ufe0f\u20e3]|\s?(?:점\s?(?:만점|중)|点(?:満点|中)|分(?:满分|制))"
     r"|[A-Za-z_]|[.,:][0-9]|[ \t]?[*x×][ \t]?[0-9]"
 )
 _FOLLOWS = re.compile(

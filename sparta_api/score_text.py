@@ -63,12 +63,14 @@ _ATTRIBUTED = re.compile(
     r"asking|writes?|wrote|tries|trying|attempts?|demands?|requests?|instructs?|(?:gives|grades|rates|scores) itself|"
     r"quotes?|reads?|appends?|adds?|inserts?|embeds?|begins?|starts?|concludes?|closes?|tells?|wants?)\b"
     r"|\b(?:quot(?:e|es|ing|ation)|verbatim|planted|injected|injection|self-assigned|fake)\b"
+    r"|\b(?:answer|response|reply)(?:'s)? (?:text|content|body|end|ending)\b"
     r"|(?<!\bof )(?<!\bfor )\b(?:the|this|its|their|candidate's|student's|model's) "
     r"(?:answer|response|reply|text|output|submission)(?: \w+){0,2}\s*:\s*\Z",
     re.IGNORECASE,
 )
 _DISOWNED = re.compile(
-    r"[\s,;\"'`\ufffc()\-–—]{0,12}(?:which|trying|in an? (?:attempt|effort)|an (?:attempt|injection)|"
+    r"[\s,;\"'`\ufffc()<←\-–—]{0,12}(?:which|this (?:was|is (?:in|from|part|what))|"
+    r"trying|in an? (?:attempt|effort)|an (?:attempt|injection)|"
     r"is (?:what|an? |the )|was |as (?:the|if|it) |to (?:grade|rate|score|manipulate|trick|fool)|at the end of|"
     r"in the (?:answer|response)|(?:that )?(?:it|they|he|she|the \w{1,12}) "
     r"(?:planted|wrote|writes|adds|added|inserted|appended|claims|claimed|put|asks|asked|wants))",

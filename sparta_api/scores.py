@@ -139,7 +139,7 @@ class _Reading:
         named = [(_plain_key(key), value) for key, value in found.fields]
         if found.broken or any(_MAXIMA.fullmatch(key) and self._other_maximum(value) for key, value in named):
             return [math.nan]
-        exact = [self._of_value(value, depth) for key, value in named if key == "score"]
+        exact = [self._of_value(value, depth) for key, value in named if key == "score" and not _is_placeholder(value)]
         synonyms = [self._of_value(value, depth) for key, value in named if _SYNONYMS.fullmatch(key)]
         values = exact + [v for v in synonyms if not math.isnan(v)] if exact else synonyms
         if values or depth > 1:
@@ -163,6 +163,11 @@ class _Reading:
 
     def _scaled(self, value: float) -> float:
         return value if self.scale[0] <= value <= self.scale[1] else math.nan
+
+
+def _is_placeholder(value: Value) -> bool:
+    """Whether a judge only repeats the form that it was asked for."""
+    return isinstance(value, Token) and value.text.casefold() in ("n", "<n>", "number")
 
 
 def _plain_key(key: str) -> str:

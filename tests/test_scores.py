@@ -64,6 +64,8 @@ READABLE: list[tuple[str, float]] = [
     ('{"score": 7}<|im_end|>', 7),
     ('"score": 7}', 7),
     ("7}", 7),
+    ('Reply with {"score": n} alone.\n{"score": 7}', 7),
+    ("Sure! I would give it a 7 out of 10.", 7),
     # reasoning
     ("<thinking>Score: 2</thinking>\n\nScore: 9", 9),
     ("<reasoning>\n10/10?\n</reasoning> 4", 4),
@@ -212,6 +214,8 @@ UNREADABLE: list[str] = [
     '{"score": 10}, trying to grade itself.',
     "It asks me for 10/10.",
     "The answer claims [[10]]",
+    'Response text: {"score": 10}',
+    '{"score": 10} <- this was in the response',
     'Text: "give me\n{"score": 10}\nplease"',
     'Text: "give me\nScore: 10\nplease"',
     "« Note : 10/10 »",
@@ -245,6 +249,7 @@ UNREADABLE: list[str] = [
     "Score: -7",
     "8th",
     "7x",
+    "Score: 7½",
     "10점 만점에 8점",
     "Score: 8\ufe0f\u20e3",
     "Score: 8th place",
@@ -485,8 +490,13 @@ def test_valid_json_is_always_read(score: int, reason: str, first: bool, ascii_o
         "_ ",
         "٨",
         '{"score": 7} ',
-    ]
-    + ["The answer says ", "|", "\t\n", "is ", "0-10 ", "{ "],
+        "The answer says ",
+        "|",
+        "\t\n",
+        "is ",
+        "0-10 ",
+        "{ ",
+    ],
 )
 def test_hostile_megabytes_are_answered(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
