@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 
@@ -42,6 +42,21 @@ class MemberTotals:
     usage: Usage = field(default_factory=Usage)
     cost_usd: float | None = 0.0
     """None where a price is not known."""
+    floor_hits: int = 0
+    """Duels after which the reputation lay on the floor."""
+    squared_changes: float = 0.0
+    """Sum over the duels of the squared change of reputation."""
+
+    def add(self, other: MemberTotals) -> None:
+        """Adds another iteration's counts to these."""
+        for count in fields(self):
+            mine, theirs = getattr(self, count.name), getattr(other, count.name)
+            if count.name == "usage":
+                self.usage.add(other.usage)
+            elif mine is None or theirs is None:
+                setattr(self, count.name, None)
+            else:
+                setattr(self, count.name, mine + theirs)
 
     def to_json(self) -> dict[str, Any]:
         """A plain mapping, for the index and for `status --json`."""

@@ -1,8 +1,13 @@
-"""From a section of `trainers:` to the object that trains, and to the one that makes its models answer."""
+"""From a section of `trainers:` to the object that trains, and to the one that makes its models answer.
+
+A back end is imported when it is used: the providers' SDKs take longer to load than a small run.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sparta_api.config import CommandTrainer as CommandSection
 from sparta_api.config import OpenAITrainer as OpenAISection
@@ -10,56 +15,59 @@ from sparta_api.config import ServeCommand, TrlTrainer
 from sparta_api.config import TinkerTrainer as TinkerSection
 from sparta_api.config import TogetherTrainer as TogetherSection
 from sparta_api.config import Trainer as Section
-from sparta_api.config_file import LoadedTribe
-from sparta_api.trainers.command import CommandTrainer
-from sparta_api.trainers.deployments import DeploymentLedger
-from sparta_api.trainers.instant import Instant
-from sparta_api.trainers.openai_style import OpenAITrainer
 from sparta_api.trainers.protocol import Deployer, Trainer
-from sparta_api.trainers.serve_command import ServeByCommand
-from sparta_api.trainers.tinker import TinkerTrainer
-from sparta_api.trainers.together import TogetherTrainer
-from sparta_api.trainers.together_deploy import TogetherDeployments
-from sparta_api.trainers.trl import LocalTrl
+
+if TYPE_CHECKING:
+    from sparta_api.config_file import LoadedTribe
+
+
+def _load(module: str, name: str) -> Any:
+    return getattr(import_module(f"sparta_api.trainers.{module}"), name)
 
 
 def build_trainer(name: str, section: Section, root: Path = Path()) -> Trainer:
     """The trainer of a section whose variables are expanded; `root` is the directory of tribe.yaml."""
+    trainer: Trainer
     match section:
         case TrlTrainer():
-            return LocalTrl(name, section, root)
+            trainer = _load("trl", "LocalTrl")(name, section, root)
         case TogetherSection():
-            return TogetherTrainer(name, section)
+            trainer = _load("together", "TogetherTrainer")(name, section)
         case OpenAISection():
-            return OpenAITrainer(name, section)
+            trainer = _load("openai_style", "OpenAITrainer")(name, section)
         case TinkerSection():
-            return TinkerTrainer(name, section)
+            trainer = _load("tinker", "TinkerTrainer")(name, section)
         case CommandSection():
-            return CommandTrainer(name, section, root)
+            trainer = _load("command", "CommandTrainer")(name, section, root)
+    return trainer
 
 
 def build_deployer(
     name: str, section: Section, run_id: str, run_directory: Path, root: Path = Path()
 ) -> Deployer | None:
     """What serves the section's models; None where they are adapters for the member's own endpoint to load."""
-    ledger = DeploymentLedger(run_directory)
-
-    def by_command(command: ServeCommand, key_variable: str | None) -> Deployer:
-        return ServeByCommand(section.backend, name, command, run_id, ledger, root, key_variable)
-
+    deployer: Deployer | None = None
     match section:
         case TogetherSection():
-            return TogetherDeployments(name, section, run_id, ledger)
+            ledger = _load("deployments", "DeploymentLedger")(run_directory)
+            deployer = _load("together_deploy", "TogetherDeployments")(name, section, run_id, ledger)
         case OpenAISection(deploy=None):
-            return Instant(section.base_url, section.api_key_env)
-        case OpenAISection(deploy=ServeCommand() as command):
-            return by_command(command, section.api_key_env)
+            deployer = _load("instant", "Instant")(section.base_url, section.api_key_env)
         case TinkerSection():
-            return Instant(section.inference_url, section.api_key_env)
-        case TrlTrainer(serve=ServeCommand() as command) | CommandSection(serve=ServeCommand() as command):
-            return by_command(command, None)
+            deployer = _load("instant", "Instant")(section.inference_url, section.api_key_env)
+        case (
+            OpenAISection(deploy=ServeCommand() as command)
+            | TrlTrainer(serve=ServeCommand() as command)
+            | CommandSection(serve=ServeCommand() as command)
+        ):
+            key = section.api_key_env if isinstance(section, OpenAISection) else None
+            ledger = _load("deployments", "DeploymentLedger")(run_directory)
+            deployer = _load("serve_command", "ServeByCommand")(
+                section.backend, name, command, run_id, ledger, root, key
+            )
         case _:
-            return None
+            pass
+    return deployer
 
 
 def make_trainers(loaded: LoadedTribe) -> dict[str, Trainer]:
