@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -70,7 +71,7 @@ def test_killed_at_any_step_there_is_one_job_and_one_file(service: EmulatorProce
     for step in STEPS:
         service.change(clear=True)
         spec = make_spec(tmp_path / step)
-        assert killed_at(service, step, fault, lambda spec=spec: whole_job(trainer(service), spec))
+        assert killed_at(service, step, fault, partial(whole_job, trainer(service), spec))
         asyncio.run(whole_job(trainer(service), spec))
         seen = service.look()
         assert (len(seen["jobs"]), len(seen["files"])) == (1, 1), f"killed at {step} ({fault})"

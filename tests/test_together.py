@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -107,7 +108,7 @@ def test_killed_at_any_step_there_is_one_job(service: EmulatorProcess, tmp_path:
     for number, step in enumerate(STEPS):
         rows = [pair(question) for question in range(number, number + 3)]
         spec = make_spec(tmp_path / str(number), rows, run_id=f"run-{number}")
-        assert killed_at(service, step, fault, lambda spec=spec: whole_job(trainer(service), spec))
+        assert killed_at(service, step, fault, partial(whole_job, trainer(service), spec))
         model = asyncio.run(whole_job(trainer(service), spec))
         ours = [job for job in service.look()["jobs"] if job["suffix"] == spec.key]
         assert [job["id"] for job in ours] == [model.train], f"killed at {step} ({fault})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -123,7 +124,7 @@ def test_killed_at_any_step_there_is_one_deployment(service: EmulatorProcess, tm
     for step in STEPS:
         service.change(clear=True)
         root = tmp_path / step
-        assert killed_at(service, step, fault, lambda root=root: bring_up(service, root, "plain"))
+        assert killed_at(service, step, fault, partial(bring_up, service, root, "plain"))
         assert DeploymentLedger(root).up("together", "remote"), f"killed at {step}, the ledger knows"
         (served,) = asyncio.run(bring_up(service, root, "plain"))
         assert ask(served)["model"] == served.model
@@ -146,7 +147,7 @@ def test_cleanup_takes_down_what_the_ledger_knows_wherever_it_was_killed(
         service.change(clear=True)
         root = tmp_path / step
         asyncio.run(bring_up(service, root, "a", "b"))
-        assert killed_at(service, step, "hang after", lambda root=root: take_down(service, root))
+        assert killed_at(service, step, "hang after", partial(take_down, service, root))
         assert len(asyncio.run(take_down(service, root))) == 2
         seen = service.look()
         assert (seen["endpoints"], seen["deployments"]) == ([], []), f"killed at {step}"

@@ -4,7 +4,8 @@
 
 `DIRECTORY/command.json` holds {"command": [...], "env": {...}, "cwd": ..., "timeout_s": ...}; the environment
 variables in it are added to this process's own. Output goes to `command.log`; `end.json`, written last, holds
-{"code": ..., "result": ..., "message": ...}. A kernel lock on `worker.lock` says that the job lives.
+{"code": ..., "result": ..., "message": ...}. A kernel lock on `worker.lock`, which holds the worker's process id,
+says that the job lives.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,6 +27,8 @@ from sparta_api.journal import write_atomic
 from sparta_api.trainers.commands import TAIL_BYTES, last_json, last_line
 
 COMMAND, LOG, END, LOCK = "command.json", "command.log", "end.json", "worker.lock"
+TRIES, TRY_S = 20, 0.05
+STOP_S = 10.0
 
 
 def alive(directory: Path) -> bool:
@@ -53,19 +57,53 @@ def read_end(directory: Path) -> dict[str, Any] | None:
     return end
 
 
-def main(directory: Path) -> int:
+def read_pid(directory: Path) -> int | None:
+    """The process of the worker that holds or held the lock; it leads its own group."""
+    try:
+        return int((directory / LOCK).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def main(directory: Path) -> None:
+    """Leaves a worker behind, in a session of its own, and returns when that holds the lock or has ended."""
+    locked, ready = os.pipe()
+    if os.fork():
+        os.close(ready)
+        os.read(locked, 1)
+        return
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    os._exit(work(directory, ready))
+
+
+def work(directory: Path, ready: int) -> int:
     """Takes the lock, runs the command, writes how it ended; returns its code, or 1 where another worker runs."""
-    with (directory / LOCK).open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with (directory / LOCK).open("a+b") as lock:
+        if not _locked(lock.fileno()):
             return 1
         if read_end(directory) is not None:
             return 0
+        lock.truncate(0)
+        lock.write(str(os.getpid()).encode())
+        lock.flush()
+        os.close(ready)
         job = orjson.loads((directory / COMMAND).read_bytes())
         end = _run(job, directory / LOG, lock.fileno())
         write_atomic(directory / END, orjson.dumps(end, option=orjson.OPT_APPEND_NEWLINE))
         return int(end["code"])
+
+
+def _locked(descriptor: int) -> bool:
+    """Takes the lock; whoever only asks whether the job lives holds it for a moment too."""
+    for _ in range(TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(TRY_S)
+    return False
 
 
 def _run(job: dict[str, Any], log: Path, lock: int) -> dict[str, Any]:
@@ -87,10 +125,19 @@ def _run(job: dict[str, Any], log: Path, lock: int) -> dict[str, Any]:
         try:
             code = process.wait(job["timeout_s"])
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _end(process)
             return {"code": 124, "message": f"it took longer than {job['timeout_s'] / 3600:g} hours and was stopped"}
     return _ended(code, _tail(log))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stops the command and what it started, which share the worker's group; the worker only hands SIGTERM on."""
+    os.killpg(0, signal.SIGTERM)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _ended(code: int, printed: bytes) -> dict[str, Any]:
@@ -119,4 +166,4 @@ def _tail(log: Path) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    main(Path(sys.argv[1]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import math
 import os
 import shutil
@@ -24,10 +25,10 @@ import orjson
 from sparta_api.errors import TrainingError
 from sparta_api.journal import disk_error, write_atomic
 from sparta_api.trainers import job_worker
+from sparta_api.trainers.commands import last_line
 from sparta_api.trainers.ledger import OVER, Ledger
 from sparta_api.trainers.protocol import Capabilities, JobState, JobStatus, TrainedModel, TrainingSpec
 
-START_S = 30.0
 STOP_S = 10.0
 TICK_S = 0.05
 
@@ -127,11 +128,12 @@ class ProcessTrainer(abc.ABC):
     async def cancel(self, job: str) -> None:
         """Stops the worker and its command; ended jobs are left alone."""
         spec = self._known(job)
-        pid = self._ledger(spec).data.get("pid")
+        pid = job_worker.read_pid(spec.directory)
         for sign in (signal.SIGTERM, signal.SIGKILL):
             if pid is None or not job_worker.alive(spec.directory):
                 break
-            os.killpg(pid, sign)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, sign)
             await self._within(STOP_S, lambda: not job_worker.alive(spec.directory))
         if job_worker.read_end(spec.directory) is None:
             self._ledger(spec).update(status=JobState.CANCELLED.value)
@@ -183,9 +185,8 @@ class ProcessTrainer(abc.ABC):
         return spec.directory.resolve() / "output"
 
     async def _start(self, spec: TrainingSpec) -> None:
-        """Starts the worker; returns when it holds its lock or has ended."""
-        ledger = self._ledger(spec)
-        ledger.update(job=spec.key, status=JobState.QUEUED.value, message=None)
+        """Leaves a worker behind that holds the job's lock."""
+        self._ledger(spec).update(job=spec.key, status=JobState.QUEUED.value, message=None)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -193,15 +194,12 @@ class ProcessTrainer(abc.ABC):
             str(spec.directory.resolve()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        ledger.update(pid=process.pid)
-        started = await self._within(
-            START_S, lambda: job_worker.alive(spec.directory) or job_worker.read_end(spec.directory) is not None
-        )
-        if not started:
-            raise TrainingError(f"{self._place(spec)}: the worker did not start; see {spec.directory / job_worker.LOG}")
+        _, errors = await process.communicate()
+        if process.returncode:
+            raise TrainingError(f"{self._place(spec)}: the job's worker did not start: {last_line(errors)}")
 
     async def _occupy(self, spec: TrainingSpec) -> None:
         """A found job takes a slot too."""
