@@ -119,6 +119,11 @@ class Estimate:
         """Job and deployment together; None where either is unknown."""
         return None if self.usd is None or self.deployment_usd is None else self.usd + self.deployment_usd
 
+    @property
+    def known_usd(self) -> float:
+        """What is known of both: the least that it will cost."""
+        return (self.usd or 0.0) + (self.deployment_usd or 0.0)
+
 
 @dataclass(frozen=True)
 class ServedModel:

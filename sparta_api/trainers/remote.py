@@ -67,7 +67,7 @@ class RemoteTrainer(Provider):
         ledger = self._ledger(spec)
         upload, file = await self._ensure_file(spec, ledger)
         estimate = await self._priced(spec, upload, file)
-        ledger.update(cost_usd=estimate.usd)
+        ledger.update(cost_usd=estimate.known_usd)
         problem = ""
         for attempt in range(1, self.pace.creates + 1):
             ledger.update(intent={"key": spec.key, "file": file}, status="creating", creates=attempt)

@@ -55,7 +55,7 @@ class TogetherTrainer(RemoteTrainer):
         super().__init__(name, settings.base_url, settings.max_length, settings.max_hours, pace)
         self.settings = settings
         self._opened: together.AsyncTogether | None = None
-        self._deployments = TogetherPrices(name, settings, self.pace)
+        self._deployments = TogetherPrices(name, settings)
         self._limits: dict[str, Any] = {}
         self._nudged: set[str] = set()
 

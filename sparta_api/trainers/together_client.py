@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import rich
 import together
 
+from sparta_api.errors import ConfigError
 from sparta_api.trainers.config import TogetherTrainer as Settings
-from sparta_api.trainers.faults import Pace, ProviderFault, asked, patiently, raw
+from sparta_api.trainers.faults import ProviderFault, asked, raw
 from sparta_api.trainers.preflight import read_key
 
 TIMEOUT_S = 60.0
@@ -31,10 +33,9 @@ def make_client(settings: Settings, trainer: str) -> together.AsyncTogether:
 class TogetherPrices:
     """What a deployment costs: `price_per_hour` of the file, else the service's list for the configured hardware."""
 
-    def __init__(self, trainer: str, settings: Settings, pace: Pace) -> None:
+    def __init__(self, trainer: str, settings: Settings) -> None:
         self._trainer = trainer
         self._settings = settings
-        self._pace = pace
         self._listed: float | None = None
         self._asked = False
 
@@ -50,10 +51,8 @@ class TogetherPrices:
         """USD per hour and replica on the hardware of `deployment.config`, as the service lists it."""
         if self._settings.deployment.config and not self._asked:
             self._asked = True
-            try:
-                self._listed = await patiently(self._pace, lambda: self._ask(self._settings.deployment.config or ""))
-            except ProviderFault:
-                self._listed = None
+            with contextlib.suppress(ProviderFault, ConfigError):
+                self._listed = await self._ask(self._settings.deployment.config)
         return self._listed
 
     async def _ask(self, config: str) -> float | None:
