@@ -3,5 +3,5 @@
     python -m tests.emulators.together --port 0          prints {"port": N, "base_url": ...}
     python -m tests.emulators.openai_tuning --port 0
 
-Reading order: `base` (faults, control, chat), `together`, `openai_tuning`, `process` (what tests use).
+Reading order: `base` (faults, control, chat), `together_v2`, `together`, `openai_tuning`, `process` (what tests use).
 """

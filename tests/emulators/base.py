@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import hashlib
 import json
 import signal
 import sys
@@ -77,6 +78,7 @@ class Emulator:
         self.jobs: list[dict[str, Any]] = []
         self.files: dict[str, dict[str, Any]] = {}
         self.contents: dict[str, bytes] = {}
+        self.chats: dict[str, int] = {}
 
     def route(self, method: str, path: str, operation: str, handler: Handler) -> None:
         """Adds an operation that faults can name."""
@@ -124,7 +126,7 @@ class Emulator:
 
     def public(self, job: dict[str, Any]) -> dict[str, Any]:
         """A job as the API shows it."""
-        return {key: value for key, value in job.items() if key not in ("lag", "script")}
+        return {key: value for key, value in job.items() if key not in ("lag", "script", "parent")}
 
     def add_job(self, job: dict[str, Any], script: list[str]) -> dict[str, Any]:
         """Stores a new job."""
@@ -133,16 +135,22 @@ class Emulator:
         self.jobs.append(job)
         return job
 
-    def models(self) -> set[str]:
-        """Models that chat may ask for, beside any base model."""
-        return set()
+    def job_of(self, model: str) -> dict[str, Any] | None:
+        """The job that made a tuned model, None for any other name."""
+        return None
+
+    def identity(self, job: dict[str, Any]) -> str:
+        """What a tuned model's answers depend on: everything that it was trained on, and nothing else."""
+        parent = next((other for other in self.jobs if other["id"] == job["parent"]), None)
+        before = self.identity(parent) if parent else str(job["model"])
+        return hashlib.sha256(before.encode() + self.contents[job["training_file"]]).hexdigest()
 
     def gone(self, model: str) -> bool:
         """Whether chat must not know the model."""
         return False
 
     async def chat(self, request: web.Request) -> web.Response:
-        """POST /v1/chat/completions: a pure function of model and messages."""
+        """POST /v1/chat/completions: a pure function of what the model is and of the messages."""
         body = await request.json()
         model = str(body.get("model"))
         if self.gone(model):
@@ -150,7 +158,9 @@ class Emulator:
         settings, judge = ModelSettings(), Judge()
         text = text_of(body["messages"])
         role = role_of(text, settings, judge)
-        ask = Ask(model, model, settings, body, text, canonical(body["messages"]), role)
+        self.chats[model] = self.chats.get(model, 0) + 1
+        job = self.job_of(model)
+        ask = Ask(self.identity(job) if job else model, model, settings, body, text, canonical(body["messages"]), role)
         return web.json_response(completion(ask, judge))
 
     async def _look(self, request: web.Request) -> web.Response:
@@ -166,6 +176,7 @@ class Emulator:
             "jobs": self.jobs,
             "files": list(self.files.values()),
             "contents": contents,
+            "chats": self.chats,
         }
 
     async def _change(self, request: web.Request) -> web.Response:

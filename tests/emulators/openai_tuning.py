@@ -90,6 +90,7 @@ class OpenAITuning(Emulator):
             "result_files": [],
             "hyperparameters": None,
             "organization_id": "org-emulated",
+            "parent": (self.job_of(body["model"]) or {}).get("id"),
         }
         return web.json_response(self.public(self.add_job(job, ["validating_files", "queued", "running", "succeeded"])))
 
@@ -147,8 +148,11 @@ class OpenAITuning(Emulator):
         found = {"id": name, "object": "model", "created": 1, "owned_by": "emulated"}
         return web.json_response({**found, "shutdown_date": self.state.shutdown_date})
 
+    def job_of(self, model: str) -> dict[str, Any] | None:
+        return next((job for job in self.jobs if job["fine_tuned_model"] == model), None)
+
     def gone(self, model: str) -> bool:
-        return model.startswith("ft:") and model not in {job["fine_tuned_model"] for job in self.jobs}
+        return model.startswith("ft:") and self.job_of(model) is None
 
 
 if __name__ == "__main__":
