@@ -12,18 +12,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sparta_api.accounts import Budget
-from sparta_api.client import Client, MemberDown, Owed, Question, Seat, Unanswered
+from sparta_api.budget import Budget
+from sparta_api.client import Client
 from sparta_api.config import Member
 from sparta_api.config_file import LoadedTribe
 from sparta_api.errors import ConfigError, SpartaError
 from sparta_api.instructions import Instruction
-from sparta_api.judging import Bench
+from sparta_api.judging import Bench, Message
 from sparta_api.models import Models
 from sparta_api.preferences import with_system
 from sparta_api.progress import Progress
+from sparta_api.questions import MemberDown, Owed, Question, Unanswered
 from sparta_api.rundir import RunDirectory
 from sparta_api.seating import Seating
+from sparta_api.seats import Seat
 from sparta_api.session import Session, read_source
 from sparta_api.terminal import safe
 from sparta_api.trainers.factory import make_trainers
@@ -74,7 +76,7 @@ async def check(loaded: LoadedTribe) -> list[Row]:
         models = Models(run, session.config)
         progress = Progress(run="check", iterations=0)
         client = Client(Budget(session.config.limits), progress.notices.append)
-        seating = Seating(session, models, client, progress)
+        seating = Seating(session, models, progress.notices.append, lambda error: progress.notices.append(str(error)))
         trainers = make_trainers(loaded)
         try:
             await seating.open(trainers)
@@ -119,9 +121,15 @@ async def _member(
         row.fight = await _ask(row, client, seat, Question(with_system(messages, member.system_prompt), fields))
     if member.judges:
         bench = Bench(session.config, 0)
-        question = Question(bench.messages(messages, SAMPLE_ANSWER, 0, member.name), bench.fields(1), retry_empty=False)
+        question = Question(_sample_question(bench, messages), bench.fields(1), retry_empty=False)
         row.judge = await _ask(row, client, seat, question, bench)
     return row
+
+
+def _sample_question(bench: Bench, instruction: list[Message]) -> list[Message]:
+    """What a judge is asked about a sample answer, or two, in the first of its orders."""
+    shown = bench.shows(("one", "other"))[0]
+    return bench.messages(instruction, [SAMPLE_ANSWER] * len(shown), 0, shown)
 
 
 async def _ask(row: Row, client: Client, seat: Seat, question: Question, bench: Bench | None = None) -> str:
@@ -135,7 +143,7 @@ async def _ask(row: Row, client: Client, seat: Seat, question: Question, bench: 
     if bench is None:
         return took
     score = bench.score(reply.answer)
-    if score.value is None:
+    if score.values is None:
         row.notes.append(f"as a judge its first reply holds no score: {reply.answer.content[:80]!r}")
     mass = "" if score.mass is None else f", {score.mass:.0%} on score labels"
     return f"{took}{mass}"

@@ -12,30 +12,31 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sparta_api.accounts import Turn
-from sparta_api.client import Client, MemberDown, Owed, Question, Reply, Seat, Spent, Unanswered
+from sparta_api.client import Client
 from sparta_api.config import TribeConfig
 from sparta_api.errors import EndpointError, SpartaError
-from sparta_api.judging import Bench
+from sparta_api.judging import Bench, Message
 from sparta_api.matchmaking import Matchup
+from sparta_api.panel import Ask, Panel, ask_judge
 from sparta_api.preferences import with_system
 from sparta_api.progress import Progress
-from sparta_api.reputation import panel_scores
+from sparta_api.questions import MemberDown, Owed, Question, Reply, Spent, Unanswered
+from sparta_api.seats import Seat
 from sparta_api.standing import OpenDuel, Outcome, Standing, usage_json
-from sparta_api.wire import Kind
+from sparta_api.verifiers import Verifier
 
 OPEN_AT_LEAST = 256
 OPEN_PER_SLOT = 8
 DRAIN_S = 20.0
 SYNC_EVERY_S = 2.0
 
-Message = dict[str, Any]
-
 
 class Engine:
     """Plays the duels of one iteration.
 
-    `seats` are the members by name, `instructions` gives the messages of an id. `play` returns the number of
-    duels that are still owed; `stop` makes it raise after what is in flight had a moment to arrive.
+    `seats` are the members by name, `instructions` gives the row of an id, `verifiers` are opened already. `play`
+    returns the number of duels that are still owed; `stop` makes it raise after what is in flight had a moment to
+    arrive.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class Engine:
         standing: Standing,
         seats: Mapping[str, Seat],
         client: Client,
-        instructions: Callable[[str], list[Message]],
+        instructions: Callable[[str], Mapping[str, Any]],
         progress: Progress,
+        verifiers: Mapping[str, Verifier] | None = None,
     ) -> None:
         self._config = config
         self._standing = standing
@@ -54,9 +56,15 @@ class Engine:
         self._client = client
         self._instructions = instructions
         self._progress = progress
+        self._verifiers = dict(verifiers or {})
         self._bench = Bench(config, iteration)
-        self._rounds = range(config.judging.rounds)
-        self._accounts = {id(seat.account): seat.account for seat in seats.values()}.values()
+        names = [*(member.name for member in config.members), *self._verifiers]
+        weights = dict(zip(names, standing.reputation.weights(names), strict=True))
+        self._panel = Panel(config, self._bench, weights)
+        askable: list[Seat | Verifier] = [*seats.values(), *self._verifiers.values()]
+        self._accounts = {id(one.account): one.account for one in askable}.values()
+        self._max_attempts = config.judging.max_attempts
+        self._reference = config.judging.reference is not False
         self._systems = {m.name: m.system_prompt for m in config.members}
         self._sampling = {m.name: m.sampling.model_dump() for m in config.members}
         self._outcomes: dict[int, Outcome | None] = {}
@@ -138,7 +146,7 @@ class Engine:
             duel.errors[fighter] = "benched"
             self._settled(matchup, duel)
             return
-        messages = with_system(self._instructions(matchup.instruction), self._systems[fighter])
+        messages = with_system(self._instructions(matchup.instruction)["prompt"], self._systems[fighter])
         try:
             reply = await self._ask(seat, Question(messages, dict(self._sampling[fighter])))
         except Unanswered as error:
@@ -195,95 +203,78 @@ class Engine:
     def _summon(self, matchup: Matchup, duel: OpenDuel) -> None:
         """Asks the judges for what they have not said yet. Questions that share a prompt go out together."""
         if any(fighter in duel.errors for fighter in matchup.fighters):
-            self._finish(matchup, self._outcome(matchup, duel))
+            self._finish(matchup, self._panel.outcome(matchup, duel))
             return
-        asked: list[tuple[str, str, int, list[Message]]] = []
-        for fighter in matchup.fighters:
-            missing = [
-                (judge, number)
-                for judge in matchup.judges
-                if judge not in self._standing.benched
-                for number in self._rounds
-                if (judge, fighter, number) not in duel.scores
-            ]
-            if missing:
-                text = self._standing.text(duel, fighter)
-                messages = self._bench.messages(self._instructions(matchup.instruction), text, matchup.duel, fighter)
-                asked += [(judge, fighter, number, messages) for judge, number in missing]
-        duel.missing = len(asked)
-        duel.texts.clear()
-        if not asked:
-            self._finish(matchup, self._outcome(matchup, duel))
-        for judge, fighter, number, messages in asked:
-            self._seats[judge].account.submit(
-                Turn.JUDGMENT, self._judge, matchup, duel, judge, fighter, number, messages
-            )
+        asks = self._panel.missing(matchup, duel, self._standing.benched)
+        if not asks:
+            duel.texts.clear()
+            self._finish(matchup, self._panel.outcome(matchup, duel))
+            return
+        duel.missing = len(asks)
+        texts = {fighter: self._standing.text(duel, fighter) for ask in asks for fighter in ask.shown}
+        row = self._instructions(matchup.instruction)
+        prompts: dict[tuple[str, ...], list[Message]] = {}
+        for ask in asks:
+            verifier = self._verifiers.get(ask.judge)
+            if verifier is not None:
+                text = texts[ask.shown[0]]
+                verifier.account.submit(Turn.JUDGMENT, self._verify, matchup, duel, ask, verifier, text, row)
+                continue
+            messages = prompts.get(ask.shown)
+            if messages is None:
+                shown = [texts[fighter] for fighter in ask.shown]
+                reference = row.get("answer") if self._reference else None
+                messages = self._bench.messages(row["prompt"], shown, matchup.duel, ask.shown, reference)
+                prompts[ask.shown] = messages
+            self._seats[ask.judge].account.submit(Turn.JUDGMENT, self._judge, matchup, duel, ask, messages)
+        if not self._panel.staged:
+            duel.texts.clear()
 
-    async def _judge(
-        self, matchup: Matchup, duel: OpenDuel, judge: str, fighter: str, number: int, messages: list[Message]
-    ) -> None:
-        seat = self._seats[judge]
-        if judge not in self._standing.benched:
-            row: dict[str, Any] = {"duel": matchup.duel, "judge": judge, "fighter": fighter, "round": number}
+    async def _judge(self, matchup: Matchup, duel: OpenDuel, ask: Ask, messages: list[Message]) -> None:
+        seat = self._seats[ask.judge]
+        if ask.judge not in self._standing.benched:
+            result: dict[str, Any] | None = None
             spent = Spent()
             try:
-                row |= await self._verdict(seat, messages, spent)
-                duel.scores[judge, fighter, number] = row["score"]
+                result = await ask_judge(self._ask, self._bench, self._max_attempts, seat, messages, spent)
+                duel.scores[ask.judge, ask.shown, ask.round] = result["values"]
             except Owed as error:
                 self._owe(duel, error)
-                row |= {"score": None, "error": str(error), "owed": True}
+                result = {"values": None, "error": str(error), "owed": True}
             except MemberDown as error:
                 if not self._down(error):
                     return
-            if "score" in row:
-                row |= {"model": seat.model, "usage": usage_json(spent), "attempts": spent.attempts}
-                self._standing.judgment(row)
-        duel.missing -= 1
-        if duel.missing == 0:
-            self._finish(matchup, None if duel.owed else self._outcome(matchup, duel))
+            if result is not None:
+                cost = {"model": seat.model, "usage": usage_json(spent), "attempts": spent.attempts}
+                self._standing.judgment(_judgment(matchup.duel, ask, result) | cost)
+        self._answered(matchup, duel)
 
-    async def _verdict(self, seat: Seat, messages: list[Message], spent: Spent) -> dict[str, Any]:
-        """Asks one judge until its reply holds a score; the last reply stands as it is."""
-        raw: str | None = None
-        reason = "no_score"
-        for attempt in range(1, self._config.judging.max_attempts + 1):
-            try:
-                reply = await self._ask(seat, Question(messages, self._bench.fields(attempt), retry_empty=False))
-            except Unanswered as error:
-                spent.add(error.spent)
-                reason = error.reason
-                if error.reason != Kind.EMPTY:
-                    return {"score": None, "raw": raw, "reason": reason, "detail": error.detail}
-                continue
-            except (Owed, MemberDown) as error:
-                spent.add(error.spent)
-                raise
-            spent.add(reply.spent)
-            raw = reply.answer.content
-            score = self._bench.score(reply.answer)
-            if score.value is not None:
-                row: dict[str, Any] = {"score": score.value, "raw": raw}
-                return row | {"mass": score.mass} if score.mass is not None else row
-            reason = "no_score"
-        return {"score": None, "raw": raw, "reason": reason}
+    async def _verify(
+        self, matchup: Matchup, duel: OpenDuel, ask: Ask, verifier: Verifier, text: str, row: Mapping[str, Any]
+    ) -> None:
+        finding = await verifier.verify(text, row)
+        values = None if finding.score is None else (finding.score,)
+        duel.scores[ask.judge, ask.shown, ask.round] = values
+        result: dict[str, Any] = {"values": values, "raw": None}
+        if finding.reason is not None:
+            result |= {"reason": finding.reason, "detail": finding.detail}
+        cost = {"model": None, "usage": usage_json(Spent()), "attempts": 0}
+        self._standing.judgment(_judgment(matchup.duel, ask, result) | cost)
+        self._answered(matchup, duel)
+
+    def _answered(self, matchup: Matchup, duel: OpenDuel) -> None:
+        """A judgment came to its end; goes on once it was the last that was asked for."""
+        duel.missing -= 1
+        if duel.missing > 0:
+            return
+        if duel.owed:
+            self._finish(matchup, None)
+        elif self._panel.staged:
+            self._summon(matchup, duel)
+        else:
+            self._finish(matchup, self._panel.outcome(matchup, duel))
 
     # Folding
-
-    def _outcome(self, matchup: Matchup, duel: OpenDuel) -> Outcome:
-        for fighter in matchup.fighters:
-            if fighter in duel.errors:
-                return Outcome(matchup, {}, [], f"{duel.errors[fighter]}: {fighter}")
-        a, b = matchup.fighters
-        rounds = {
-            judge: (
-                [duel.scores.get((judge, a, number)) for number in self._rounds],
-                [duel.scores.get((judge, b, number)) for number in self._rounds],
-            )
-            for judge in matchup.judges
-        }
-        scores = panel_scores(rounds)
-        abstained = [judge for judge in matchup.judges if judge not in scores]
-        return Outcome(matchup, scores, abstained, None if scores else "no judge left")
 
     def _finish(self, matchup: Matchup, outcome: Outcome | None) -> None:
         """A duel has come to an end, or is owed (None). Folds whatever is next in order."""
@@ -309,6 +300,17 @@ def _response(seat: Seat, reply: Reply) -> dict[str, Any]:
         "latency_s": round(reply.latency_s, 3),
         "attempts": reply.spent.attempts,
     }
+
+
+def _judgment(duel: int, ask: Ask, result: dict[str, Any]) -> dict[str, Any]:
+    """The beginning of a row of judgments.jsonl, up to what the answer cost."""
+    row: dict[str, Any] = {"duel": duel, "judge": ask.judge}
+    values = result["values"]
+    if len(ask.shown) == 1:
+        row |= {"fighter": ask.shown[0], "round": ask.round, "score": None if values is None else values[0]}
+    else:
+        row |= {"fighter": None, "round": ask.round, "order": list(ask.shown), "scores": values}
+    return row | {key: value for key, value in result.items() if key != "values"}
 
 
 def owed_sentence(engine: Engine, owed: int) -> SpartaError:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from sparta_api.client import usage_cost
 from sparta_api.config import TribeConfig
 from sparta_api.config_file import LoadedTribe
-from sparta_api.judging import Bench
+from sparta_api.judging import Bench, Message
 from sparta_api.matchmaking import Matchup, plan
 from sparta_api.outcome import first_reputation
 from sparta_api.preferences import with_system
 from sparta_api.progress import Usage
+from sparta_api.seats import usage_cost
 from sparta_api.session import instruction_rows, read_source
 from sparta_api.terminal import count, safe
 from sparta_api.trainers.factory import make_trainers
@@ -111,7 +111,8 @@ def _count(
     """Adds the requests and estimated tokens of some matchups to the members."""
     bench = Bench(config, 0)
     judged = Counter[str]()
-    rubric = sum(len(m["content"]) for m in bench.messages([{"role": "user", "content": ""}], "", 0, "x"))
+    rubric = sum(len(m["content"]) for m in _empty_question(bench))
+    responses = len(bench.shows(("a", "b"))[0])
     for matchup in matchups:
         question = prompts[matchup.instruction]
         for fighter in matchup.fighters:
@@ -121,13 +122,19 @@ def _count(
             text = with_system([dict(m) for m in question], member.system_prompt)
             figures.usage.prompt += sum(estimate_tokens(len(m["content"])) + ENCODING_OVERHEAD for m in text)
             figures.usage.completion += member.sampling.max_tokens
-            shown = estimate_tokens(rubric + sum(len(m["content"]) for m in question)) + member.sampling.max_tokens
+            shown = estimate_tokens(rubric + sum(len(m["content"]) for m in question))
+            shown += member.sampling.max_tokens * responses
             for judge in matchup.judges:
                 members[judge].judgments += config.judging.rounds
                 members[judge].usage.prompt += (shown + ENCODING_OVERHEAD) * config.judging.rounds
                 judged[judge] += config.judging.rounds
     for judge, times in judged.items():
         members[judge].usage.completion += times * config.judging.max_tokens
+
+
+def _empty_question(bench: Bench) -> list[Message]:
+    shown = bench.shows(("a", "b"))[0]
+    return bench.messages([{"role": "user", "content": ""}], [""] * len(shown), 0, shown)
 
 
 async def _jobs(loaded: LoadedTribe, duels: int) -> list[JobPlan]:

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparta_api.accounts import Turn
-from sparta_api.client import Client, MemberDown, Owed, Question, Seat, Unanswered
+from sparta_api.client import Client
 from sparta_api.errors import EndpointError
 from sparta_api.instructions import Instruction, read_instructions
 from sparta_api.journal import Journal, read_lines
 from sparta_api.preferences import with_system
+from sparta_api.questions import MemberDown, Owed, Question, Unanswered
+from sparta_api.seats import Seat
 from sparta_api.session import Session
 from sparta_api.standing import usage_json
 

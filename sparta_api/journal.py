@@ -72,16 +72,17 @@ def encode(row: Any) -> bytes:
     try:
         return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
     except (TypeError, orjson.JSONEncodeError):
-        return orjson.dumps(_without_surrogates(row), option=orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(without_surrogates(row), option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _without_surrogates(value: Any) -> Any:
+def without_surrogates(value: Any) -> Any:
+    """A JSON value with the lone surrogates in its texts replaced by U+FFFD."""
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, dict):
-        return {clean_text(str(key)): _without_surrogates(item) for key, item in value.items()}
+        return {clean_text(str(key)): without_surrogates(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_surrogates(item) for item in value]
+        return [without_surrogates(item) for item in value]
     return value
 
 

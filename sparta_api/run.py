@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from sparta_api.accounts import Budget
+from sparta_api.budget import Budget
 from sparta_api.client import Client
 from sparta_api.duels import Engine, owed_sentence
 from sparta_api.errors import Interrupted
@@ -30,6 +30,7 @@ from sparta_api.session import InstructionStore, Session
 from sparta_api.standing import Standing
 from sparta_api.trainers.factory import make_trainers
 from sparta_api.training import TrainingStage, read_job
+from sparta_api.verifiers import Verifiers
 
 FIGURES_EVERY_S = 0.2
 INTERRUPT_GRACE_S = 2.0
@@ -47,7 +48,7 @@ class Run:
         self._instructions = InstructionStore(session.run.instructions)
         self._engine: Engine | None = None
         self._task: asyncio.Task[None] | None = None
-        self._interrupted: Interrupted | None = None
+        self._stopped: BaseException | None = None
         progress.roles = {member.name: tuple(member.roles) for member in session.config.members}
 
     async def execute(self) -> None:
@@ -61,8 +62,9 @@ class Run:
         rounds = standings(self._config, self._files)
         self._budget = self._spent_so_far(rounds)
         self._client = Client(self._budget, self._notice)
-        self._seating = Seating(self._session, self._models, self._client, self._progress)
+        self._seating = Seating(self._session, self._models, self._notice, self._stop)
         self._trainers = make_trainers(self._session.loaded)
+        self._verifiers = Verifiers(self._config, self._session.loaded.base_dir, self._files.logs)
         figures = asyncio.create_task(self._update_figures())
         try:
             self._session.save(state="running")
@@ -71,20 +73,23 @@ class Run:
             self._session.save(state="done", phase="done")
             self._progress.enter("done")
         except asyncio.CancelledError:
-            if self._interrupted is None:
+            if self._stopped is None:
                 raise
-            raise self._interrupted from None
+            raise self._stopped from None
         finally:
             figures.cancel()
             await self._close()
 
     def interrupt(self, signum: int) -> None:
         """Stops the run: requests in flight may arrive for a moment. A second call does not wait for them."""
-        name = signal.Signals(signum).name
-        second = self._interrupted is not None
-        self._interrupted = Interrupted(f"interrupted by {name}", signum)
-        if self._engine is not None and not second:
-            self._engine.stop(self._interrupted, INTERRUPT_GRACE_S)
+        self._stop(Interrupted(f"interrupted by {signal.Signals(signum).name}", signum), INTERRUPT_GRACE_S)
+
+    def _stop(self, reason: BaseException, grace: float = 0.0) -> None:
+        """Ends the run with that reason, whatever it is doing."""
+        again = self._stopped is not None
+        self._stopped = self._stopped or reason
+        if self._engine is not None and not again:
+            self._engine.stop(reason, grace)
         elif self._task is not None:
             self._task.cancel()
 
@@ -93,6 +98,7 @@ class Run:
             self._session.save(state="stopped")
         for trainer in self._trainers.values():
             await trainer.close()
+        await self._verifiers.close()
         await self._seating.close()
         await self._client.close()
 
@@ -125,7 +131,8 @@ class Run:
     # Stages
 
     async def _prepare(self) -> None:
-        """Everything that must work before the first request of the run: trainers, servers, adapters."""
+        """Everything that must work before the first request of the run: verifiers, trainers, servers, adapters."""
+        await self._verifiers.open()
         for member in self._config.members:
             name = self._config.trainer_of(member)
             if name:
@@ -158,7 +165,7 @@ class Run:
         pairs = self._preferences(files)
         await self._training(files, pairs)
         self._enter("serving")
-        await self._seating.serve(self._trainers, number + 1)
+        await self._seating.serve()
         await self._heldout(trained=number + 1)
         self._session.save(completed=number + 1)
         return standing.reputation
@@ -195,8 +202,9 @@ class Run:
             standing,
             self._seating.seats,
             self._client,
-            self._instructions.messages,
+            self._instructions.row,
             self._progress,
+            self._verifiers.by_name,
         )
         try:
             owed = await self._engine.play(_matchups(files))
@@ -242,7 +250,8 @@ class Run:
             return
         self._enter("training")
         stage = TrainingStage(self._session, self._models, self._trainers, self._progress, self._budget)
-        async with self._seating.training():
+        learners = [member for member in self._config.members if self._config.trainer_of(member)]
+        async with self._seating.training(learners):
             learned = await stage.train(files, pairs)
         self._models.set_trained(files.number, learned)
 

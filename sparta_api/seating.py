@@ -14,7 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sparta_api.accounts import Account
-from sparta_api.client import Client, Seat
+from sparta_api.client import Client
+from sparta_api.seats import Seat
 from sparta_api.config import Member
 from sparta_api.models import Models
 from sparta_api.progress import Progress
@@ -29,12 +30,10 @@ ADAPTER = "adapter"
 class Seating:
     """The seats of a run. `seats` is current after `open`, `serve` and `training`."""
 
-    def __init__(self, session: Session, models: Models, client: Client, progress: Progress) -> None:
+    def __init__(self, session: Session, models: Models, notice, stop) -> None:
         self._session = session
         self._config = session.config
         self._models = models
-        self._client = client
-        self._progress = progress
         self._servers: Any = None
         self._accounts: dict[tuple[object, ...], Account] = {}
         self._deployers: dict[str, Deployer | None] = {}
@@ -70,10 +69,10 @@ class Seating:
             )
         return account
 
-    async def serve(self, trainers, number) -> None: ...
+    async def serve(self, *a) -> None: ...
 
     @contextlib.asynccontextmanager
-    async def training(self) -> AsyncIterator[None]:
+    async def training(self, *a) -> AsyncIterator[None]:
         yield
 
     async def close(self) -> None:

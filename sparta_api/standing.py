@@ -11,17 +11,22 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparta_api.client import Spent, usage_cost
 from sparta_api.config import TribeConfig
 from sparta_api.journal import Journal, drop_torn_tail, read_line_at, read_lines
+from sparta_api.judging import Shown
 from sparta_api.matchmaking import Matchup
 from sparta_api.progress import MemberTotals, Usage
+from sparta_api.questions import Spent
 from sparta_api.reputation import Reputation
 from sparta_api.rundir import IterationFiles, RunDirectory
+from sparta_api.seats import usage_cost
 
 INDEX_EVERY = 1000
 """Folded duels, at least, between two indices."""
-VERDICT_FIELDS = ("duels", "wins", "losses", "ties", "void", "judged", "abstained", "floor_hits", "squared_changes")
+VERDICT_FIELDS = (
+    "duels", "wins", "losses", "ties", "void", "judged", "abstained", "flips", "spared", "floor_hits",
+    "squared_changes",
+)  # fmt: skip
 """The counts that come from duels.jsonl; the others come from the two journals."""
 
 
@@ -34,8 +39,8 @@ class OpenDuel:
     """Offset and length of responses that were read back from responses.jsonl."""
     errors: dict[str, str] = field(default_factory=dict)
     """Why a fighter has no response, for good."""
-    scores: dict[tuple[str, str, int], float | None] = field(default_factory=dict)
-    """By judge, fighter and round; None where the judge gave no score."""
+    scores: dict[tuple[str, Shown, int], tuple[float, ...] | None] = field(default_factory=dict)
+    """By judge, fighters shown and round, one score for each of those; None where the judge gave no score."""
     missing: int = 0
     owed: bool = False
 
@@ -52,6 +57,10 @@ class Outcome:
     judges: dict[str, tuple[float, float]]
     abstained: list[str]
     void: str | None
+    flipped: list[str] | None = None
+    """Judges whose two orders named different winners; None where judges see one response at a time."""
+    skipped: list[str] | None = None
+    """Judges that were not asked, for the duel was decided; None where all are asked."""
 
 
 def usage_json(spent: Spent) -> dict[str, Any]:
@@ -79,6 +88,8 @@ class Standing:
         self._config = config
         self._run = run
         self._files = files
+        self._questions = 2 * config.judging.rounds
+        """What a judge is asked in a duel."""
         self._prices = {member.name: member.price for member in config.members}
         self._free = {m.name for m in config.members if m.server is not None}
         self.reputation = start
@@ -88,6 +99,8 @@ class Standing:
             name: MemberTotals(cost_usd=0.0 if price or name in self._free else None)
             for name, price in self._prices.items()
         }
+        self.verifiers = {name: MemberTotals() for name in config.judging.verifiers}
+        """The counts of the verifiers as judges."""
         self.folded = 0
         self.void: Counter[str] = Counter()
         """Void duels by reason."""
@@ -119,7 +132,12 @@ class Standing:
         for row, _, _ in read_lines(files.judgments, offsets["judgments"]):
             self.count(row["judge"], row, judged=True)
             if row["duel"] >= self.folded and not row.get("owed"):
-                self._opened(row["duel"]).scores[row["judge"], row["fighter"], row["round"]] = row["score"]
+                if row["fighter"] is None:
+                    shown, values = tuple(row["order"]), row["scores"]
+                else:
+                    shown, values = (row["fighter"],), None if row["score"] is None else (row["score"],)
+                scores = None if values is None else tuple(values)
+                self._opened(row["duel"]).scores[row["judge"], shown, row["round"]] = scores
 
     def _load_index(self) -> dict[str, int]:
         if not self._files.index.exists():
@@ -127,14 +145,11 @@ class Standing:
         index = self._run.read_json(self._files.index)
         self.folded = index["folded"]
         self.void.update(index["void"])
-        self.reputation = Reputation.from_json(
-            self._config.reputation,
-            index["reputation"],
-            self.reputation.multipliers,
-            self._config.preferences.min_margin,
-        )
+        self.reputation = self.reputation.restored(index["reputation"])
         for name, data in index["totals"].items():
             self.totals[name] = MemberTotals.from_json(data)
+        for name, data in index.get("verifiers", {}).items():
+            self.verifiers[name] = MemberTotals.from_json(data)
         offsets: dict[str, int] = index["offsets"]
         return offsets
 
@@ -211,7 +226,10 @@ class Standing:
             journal.append({"member": member, "reason": reason, "duels_folded": self.folded})
 
     def count(self, member: str, row: dict[str, Any], judged: bool) -> None:
-        """Adds a journal row to its member's figures."""
+        """Adds a journal row to the figures of its member, or of its verifier."""
+        if member in self.verifiers:
+            self.verifiers[member].judgments += 1
+            return
         totals = self.totals[member]
         usage = _usage(row)
         totals.usage.add(usage)
@@ -247,9 +265,18 @@ class Standing:
             totals.floor_hits += after <= floor
             totals.squared_changes += (after - before) * (after - before)
         for judge in row["judges"]:
-            self.totals[judge].judged += 1
+            self._judge(judge).judged += 1
         for judge in row["abstained"]:
-            self.totals[judge].abstained += 1
+            self._judge(judge).abstained += 1
+        for judge in row.get("flipped", ()):
+            self._judge(judge).flips += 1
+        for judge in row.get("skipped", ()):
+            self._judge(judge).spared += self._questions
+
+    def _judge(self, name: str) -> MemberTotals:
+        """The figures of a judge, member or verifier."""
+        totals = self.totals.get(name)
+        return self.verifiers[name] if totals is None else totals
 
     def fold(self, outcome: Outcome) -> None:
         """Settles the next duel in duel order: verdict, ratings, its row in duels.jsonl."""
@@ -272,6 +299,10 @@ class Standing:
             "judges": outcome.judges,
             "abstained": outcome.abstained,
         }
+        if outcome.flipped is not None:
+            row["flipped"] = outcome.flipped
+        if outcome.skipped is not None:
+            row["skipped"] = outcome.skipped
         if outcome.void is not None:
             ratings = self.reputation.ratings
             now = {name: ratings[name].reputation for name in matchup.fighters}
@@ -310,6 +341,7 @@ class Standing:
             "responses": responses.size,
             "judgments": judgments.size,
             "totals": {name: totals.to_json() for name, totals in self.totals.items()},
+            "verifiers": {name: totals.to_json() for name, totals in self.verifiers.items()},
         }
 
     def _advance_epoch(self) -> None:
@@ -319,9 +351,8 @@ class Standing:
 
     def _write_index(self, epoch: dict[str, Any]) -> None:
         assert self._journals is not None
-        totals = epoch["totals"]
-        for name, data in totals.items():
-            now = self.totals[name]
+        for name, data in (epoch["totals"] | epoch["verifiers"]).items():
+            now = self._judge(name)
             data.update({key: getattr(now, key) for key in VERDICT_FIELDS})
         self._run.write_json(
             self._files.index,
@@ -333,7 +364,8 @@ class Standing:
                     "judgments": epoch["judgments"],
                 },
                 "void": dict(self.void),
-                "totals": totals,
+                "totals": epoch["totals"],
+                **({"verifiers": epoch["verifiers"]} if self.verifiers else {}),
                 "reputation": self.reputation.to_json(),
             },
         )

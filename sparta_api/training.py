@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from sparta_api.accounts import Budget
+from sparta_api.budget import Budget
 from sparta_api.config import Member
 from sparta_api.errors import ConfigError, SpartaError, TrainingError
 from sparta_api.models import Models
