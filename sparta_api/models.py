@@ -47,6 +47,15 @@ class Models:
         """What the member's next training continues; None for the base model."""
         return self.members[member].trained
 
+    def is_served(self, member: str) -> bool:
+        """Whether the member's current model is known to answer somewhere."""
+        entry = self.members[member]
+        return entry.trained is None or entry.served is not None
+
+    def stage(self, member: str) -> int:
+        """How many trainings are behind the member's current model."""
+        return len(self.members[member].history)
+
     def learned(self, iteration: int) -> bool:
         """Whether the models of an iteration's training are recorded."""
         return iteration < self.trained_iterations

@@ -10,49 +10,164 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from functools import partial
 from urllib.parse import urlsplit
 
 from sparta_api.accounts import Account
-from sparta_api.client import Client
-from sparta_api.seats import Seat
 from sparta_api.config import Member
+from sparta_api.errors import EndpointError
 from sparta_api.models import Models
-from sparta_api.progress import Progress
+from sparta_api.seats import Seat
+from sparta_api.servers import ServerManager
 from sparta_api.session import Session
 from sparta_api.trainers.factory import build_deployer
 from sparta_api.trainers.protocol import Deployer, ServedModel, TrainedModel, Trainer
 from sparta_api.variables import read_key
 
 ADAPTER = "adapter"
+try:
+    from sparta_api.serving import AdapterEndpoint, adapter_name, can_load, ensure, publish, retire
+except ImportError:
+    pass
 
 
 class Seating:
-    """The seats of a run. `seats` is current after `open`, `serve` and `training`."""
+    """The seats of a run. `seats` is current after `open`, `serve` and `training`.
 
-    def __init__(self, session: Session, models: Models, notice, stop) -> None:
+    `on_failure` is called when a server of the run ends that should not have.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        models: Models,
+        notice: Callable[[str], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
         self._session = session
         self._config = session.config
         self._models = models
-        self._servers: Any = None
+        self._notice = notice
+        self._on_failure = on_failure
+        self._servers = ServerManager(session.config, session.run.logs, session.loaded.base_dir, notice)
+        self._watch: asyncio.Task[None] | None = None
         self._accounts: dict[tuple[object, ...], Account] = {}
         self._deployers: dict[str, Deployer | None] = {}
         self.seats: dict[str, Seat] = {}
 
     async def open(self, trainers: Mapping[str, Trainer]) -> None:
+        """Starts servers, makes every member's current model answer, and checks that the next ones could.
+
+        Raises EndpointError, TrainingError or ConfigError before any question of the run is asked.
+        """
         for name in trainers:
             section = self._config.trainers[name]
             self._deployers[name] = build_deployer(
                 name, section, self._session.id, self._session.run.root, self._session.loaded.base_dir
             )
-        for member in self._config.members:
-            self.seats[member.name] = self._seat(member)
+        self._servers.preflight()
+        await self._servers.start_all()
+        self._watch = asyncio.create_task(self._watch_servers())
+        await self._each(self._take_seat, self._config.members)
+        learners = [member for member in self._config.members if self._loads_adapters(member)]
+        await self._each(self._check_loading, learners)
 
-    def _seat(self, member: Member) -> Seat:
-        """The member's seat at its own place, with the model that tribe.yaml names."""
-        urls = [member.base_url] if isinstance(member.base_url, str) else list(member.base_url or [])
+    async def serve(self) -> None:
+        """Makes every model that was trained since answer in its member's seat; the ones before are let go."""
+        await self._each(self._take_seat, [m for m in self._config.members if not self._models.is_served(m.name)])
+
+    @contextlib.asynccontextmanager
+    async def training(self, learners: Iterable[Member]) -> AsyncIterator[None]:
+        """While members are trained: their servers sleep or stop, as configured, and are back afterwards.
+
+        They come back only when the training went well: after a failure or an interruption the run ends.
+        """
+        await self._servers.pause(member.name for member in learners)
+        yield
+        await self._servers.resume()
+        moved = [member for member in self._config.members if member.server]
+        await self._each(self._take_seat, [m for m in moved if self._models.is_served(m.name)])
+
+    async def close(self) -> None:
+        """Closes accounts, stops the run's servers, lets deployers go. Deployments stay up: see `cleanup`."""
+        if self._watch:
+            self._watch.cancel()
+        for account in self._accounts.values():
+            await account.close()
+        for deployer in self._deployers.values():
+            if deployer:
+                await deployer.close()
+        await self._servers.stop_all()
+
+    # Seats
+
+    async def _each(self, act: Callable[[Member], Awaitable[None]], members: Iterable[Member]) -> None:
+        """Acts on all members side by side; the first failure is raised after all have ended."""
+        outcomes = await asyncio.gather(*(act(member) for member in members), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _take_seat(self, member: Member) -> None:
+        """Seats a member with its current model, after making that answer."""
+        entry = self._models.members[member.name]
+        before = self.seats.get(member.name)
+        if entry.trained is None:
+            self.seats[member.name] = self._seat(member, ServedModel(member.model))
+            return
+        deployer = self._deployer(member)
+        if deployer is None:
+            seat = await self._load(member, entry.trained, entry.served)
+        else:
+            base = self._config.base_model_of(member, self._config.trainers[str(self._config.trainer_of(member))])
+            served = await deployer.deploy(entry.trained, base, member.name, self._models.trained_iterations)
+            seat = self._seat(member, served)
+            self._models.set_served(member.name, served)
+        self.seats[member.name] = seat
+        if before and before.model not in (seat.model, member.model) and deployer is None:
+            await retire(self._endpoint(member), before.model, self._notice)
+
+    async def _load(self, member: Member, trained: TrainedModel, served: ServedModel | None) -> Seat:
+        """Loads an adapter into the member's endpoint and proves that it answers."""
+        if trained.kind != ADAPTER:
+            raise EndpointError(
+                f"member '{member.name}': its model {trained.serve} (kind '{trained.kind}') was made by another trainer "
+                "than the one it has now, and cannot be loaded into its endpoint; keep the trainer that made it"
+            )
+        endpoint = self._endpoint(member)
+        name = served.model if served else adapter_name(member.name, self._models.stage(member.name), self._session.id)
+        model = await publish(endpoint, name, trained.serve, member.model, self._notice)
+        seat = self._seat(member, ServedModel(model))
+        seat.reload = partial(ensure, endpoint, model, trained.serve)
+        self._models.set_served(member.name, ServedModel(model))
+        return seat
+
+    async def _check_loading(self, member: Member) -> None:
+        await can_load(self._endpoint(member), member.name)
+
+    def _loads_adapters(self, member: Member) -> bool:
+        """Whether the member's next models are adapters for its own endpoint."""
+        return self._config.trainer_of(member) is not None and self._deployer(member) is None
+
+    def _deployer(self, member: Member) -> Deployer | None:
+        trainer = self._config.trainer_of(member)
+        return self._deployers.get(trainer) if trainer else None
+
+    def _endpoint(self, member: Member) -> AdapterEndpoint:
         key = self._session.loaded.keys.get(member.name)
-        return Seat(member, urls, member.model, key, self._account(member, urls, key))
+        return AdapterEndpoint(member.name, self._urls(member), key, member.headers, member.path_map)
+
+    def _urls(self, member: Member) -> list[str]:
+        if member.server:
+            return [self._servers.running[member.server].base_url]
+        return [member.base_url] if isinstance(member.base_url, str) else list(member.base_url or [])
+
+    def _seat(self, member: Member, served: ServedModel) -> Seat:
+        urls = [served.base_url] if served.base_url else self._urls(member)
+        key = self._session.loaded.keys.get(member.name)
+        if served.api_key_env:
+            key = read_key(served.api_key_env, os.environ)
+        return Seat(member, urls, served.model, key, self._account(member, urls, key))
 
     def _account(self, member: Member, urls: Iterable[str], key: str | None) -> Account:
         """The account of some URLs and a key; members that share it share its limits."""
@@ -69,12 +184,8 @@ class Seating:
             )
         return account
 
-    async def serve(self, *a) -> None: ...
-
-    @contextlib.asynccontextmanager
-    async def training(self, *a) -> AsyncIterator[None]:
-        yield
-
-    async def close(self) -> None:
-        for account in self._accounts.values():
-            await account.close()
+    async def _watch_servers(self) -> None:
+        try:
+            await self._servers.watch()
+        except Exception as error:
+            self._on_failure(error)
