@@ -169,3 +169,12 @@ def test_a_deployment_that_does_not_come_up_is_given_up(service: EmulatorProcess
     service.change(deployment_statuses=["PROVISIONING"])
     with pytest.raises(TrainingError, match="is PROVISIONING"):
         asyncio.run(bring_up(service, tmp_path, "plain", deployment={"ready_timeout_s": 0.05}))
+
+
+def test_what_is_up_is_told_from_the_ledger_alone(service: EmulatorProcess, tmp_path: Path) -> None:
+    assert deployer(service, tmp_path).up() == []
+    served = asyncio.run(bring_up(service, tmp_path, "a", "b"))
+    assert sorted(deployer(service, tmp_path).up()) == sorted(model.model for model in served)
+    asyncio.run(take_down(service, tmp_path))
+    assert deployer(service, tmp_path).up() == []
+    assert not deployer(service, tmp_path).keep and deployer(service, tmp_path, deployment={"keep": True}).keep

@@ -34,11 +34,20 @@ class ServeCommand(Section):
     undeploy: Command | None = None
     """Takes a model down again; {model}, {base_url}, {member} and {name} are replaced."""
     timeout_s: PositiveFloat = 1800
+    keep: bool = True
+    """Whether the models stay up when the run ends; `sparta-api cleanup` takes them down in any case."""
 
     @property
     def merges(self) -> bool:
         """Whether the adapter has to be merged into its base model first."""
         return any("{merged}" in part for part in self.command)
+
+
+class DeployCommand(ServeCommand):
+    """A command that deploys a tuned model at a provider that bills for it; {model} is the model."""
+
+    keep: bool = False
+    """Whether deployments stay up, and are billed, when the run ends."""
 
 
 class BackendSection(Section):
@@ -84,6 +93,8 @@ class Deployment(Section):
     price_per_hour: NonNegativeFloat | None = None
     """USD per hour and replica, where the service's own list names no price."""
     ready_timeout_s: PositiveFloat = 3600
+    keep: bool = False
+    """Whether deployments stay up, and are billed, when the run ends."""
 
 
 class TogetherTrainer(RemoteSection):
@@ -160,9 +171,9 @@ class OpenAITrainer(RemoteSection):
     learning_rate_multiplier: PositiveFloat | Literal["auto"] = "auto"
     minimum_pairs: PositiveInt = 10
     """The provider's own minimum of examples."""
-    deploy: ServeCommand | None = None
-    """For providers that want a deployment before a model answers (Azure); {model} is the tuned model. Where it is
-    absent the model's id is used at once."""
+    deploy: DeployCommand | None = None
+    """For providers that want a deployment before a model answers (Azure). Where it is absent the model's id is used
+    at once."""
 
 
 class TinkerTrainer(RemoteSection):

@@ -184,6 +184,12 @@ class Priced(Protocol):
 class Deployer(Protocol):
     """Makes trained models answer, and takes them down. Every method may be repeated after a restart."""
 
+    keep: bool
+    """Whether what is up stays up when the run ends; else the run calls `cleanup` then, and after a failure."""
+
+    def up(self) -> list[str]:
+        """What the run's ledger says is up and has to be taken down some day; one name for each."""
+
     async def deploy(self, model: TrainedModel, base_model: str, member: str, iteration: int) -> ServedModel:
         """Waits until the member's model answers; what is already up is only checked."""
 

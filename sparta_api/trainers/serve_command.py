@@ -41,19 +41,22 @@ class ServeByCommand:
         self.backend = backend
         self.name = name
         self.settings = settings
+        self.keep = settings.keep
         self._run_id = run_id
         self._ledger = ledger
         self._root = root.resolve()
         self._key_variable = key_variable
+
+    def up(self) -> list[str]:
+        """The models that commands brought up."""
+        return [str(entry.get("model", name)) for name, entry in self._ledger.up(self.backend, self.name).items()]
 
     async def close(self) -> None:
         """Nothing is held open."""
 
     async def deploy(self, model: TrainedModel, base_model: str, member: str, iteration: int) -> ServedModel:
         """Runs the command unless the ledger says that this model is up already."""
-        name = (
-            f"{short_name(self._run_id, member)}-it{iteration}-{hashlib.sha256(model.serve.encode()).hexdigest()[:8]}"
-        )
+        name = f"{short_name(self._run_id, member)}-{hashlib.sha256(model.serve.encode()).hexdigest()[:8]}"
         known = self._ledger.read().get(name)
         if known and known["state"] == UP:
             return ServedModel(known["model"], known["base_url"], self._key_variable)

@@ -36,12 +36,17 @@ class TogetherDeployments:
     def __init__(self, name: str, settings: Settings, run_id: str, ledger: DeploymentLedger, pace: Pace | None = None):
         self.name = name
         self.settings = settings
+        self.keep = settings.deployment.keep
         self._run_id = run_id
         self._ledger = ledger
         self._pace = pace or Pace.from_environment()
         self._turn: Any = asyncio.Lock() if settings.deployments == "serial" else contextlib.nullcontext()
         self._opened: together.AsyncTogether | None = None
         self._project: tuple[str, str] | None = None
+
+    def up(self) -> list[str]:
+        """The endpoints that are up and billed."""
+        return [str(entry.get("model", name)) for name, entry in self._ledger.up(self.backend, self.name).items()]
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -57,7 +62,7 @@ class TogetherDeployments:
             project, slug = await self._identity()
             endpoint = await self._endpoint(project, name)
             self._ledger.record(name, project=project, endpoint=endpoint["id"])
-            wanted = f"it{iteration}-{hashlib.sha256(model.serve.encode()).hexdigest()[:8]}"
+            wanted = "m-" + hashlib.sha256(model.serve.encode()).hexdigest()[:12]
             others = [d for d in await self._deployments(project, endpoint["id"]) if _last(d["name"]) != wanted]
             if self.settings.deployments == "serial":
                 await self._remove(project, endpoint["id"], others)
