@@ -19,16 +19,13 @@ from sparta_api.errors import EndpointError
 from sparta_api.models import Models
 from sparta_api.seats import Seat
 from sparta_api.servers import ServerManager
+from sparta_api.serving import AdapterEndpoint, adapter_name, can_load, ensure, publish, retire
 from sparta_api.session import Session
 from sparta_api.trainers.factory import build_deployer
 from sparta_api.trainers.protocol import Deployer, ServedModel, TrainedModel, Trainer
 from sparta_api.variables import read_key
 
 ADAPTER = "adapter"
-try:
-    from sparta_api.serving import AdapterEndpoint, adapter_name, can_load, ensure, publish, retire
-except ImportError:
-    pass
 
 
 class Seating:
@@ -143,7 +140,7 @@ class Seating:
         return seat
 
     async def _check_loading(self, member: Member) -> None:
-        await can_load(self._endpoint(member), member.name)
+        await can_load(self._endpoint(member))
 
     def _loads_adapters(self, member: Member) -> bool:
         """Whether the member's next models are adapters for its own endpoint."""
@@ -155,7 +152,8 @@ class Seating:
 
     def _endpoint(self, member: Member) -> AdapterEndpoint:
         key = self._session.loaded.keys.get(member.name)
-        return AdapterEndpoint(member.name, self._urls(member), key, member.headers, member.path_map)
+        rank = self._servers.running[member.server].lora_rank if member.server else 0
+        return AdapterEndpoint(member.name, self._urls(member), key, member.headers, member.path_map, rank or None)
 
     def _urls(self, member: Member) -> list[str]:
         if member.server:
