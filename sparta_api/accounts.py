@@ -39,7 +39,7 @@ class Account:
         replicas: int = 1,
     ) -> None:
         self.name = name
-        self.on_error: Callable[[BaseException], None] = lambda error: None
+        self.on_error: Callable[[BaseException], object] = lambda error: None
         """Called with whatever a job raises."""
         self.in_flight = 0
         self._fixed = None if concurrency == "auto" else concurrency * replicas

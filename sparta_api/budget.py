@@ -35,12 +35,12 @@ class Budget:
         self._settled = asyncio.Event()
 
     def restore(self, lost: Mapping[str, float]) -> None:
-        """Adds what earlier processes of the run have lost."""
+        """Adds what earlier processes of the run have lost; once, before anything is spent."""
         for name, value in lost.items():
             self.lost[name] += value
-        self.requests += int(lost["requests"])
-        self.tokens += int(lost["tokens"])
-        self.cost += lost["cost_usd"]
+        self.requests += int(self.lost["requests"])
+        self.tokens += int(self.lost["tokens"])
+        self.cost += self.lost["cost_usd"]
 
     def lose(self, attempts: int, usage: Usage, cost: float) -> None:
         """Notes what a question has cost that is given up without a trace in the journals."""

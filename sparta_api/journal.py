@@ -88,7 +88,7 @@ def without_surrogates(value: Any) -> Any:
 
 def clean_text(text: str) -> str:
     """The text with lone surrogates replaced by U+FFFD, so that it can be written as UTF-8."""
-    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") if not text.isascii() else text
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def drop_torn_tail(path: Path) -> int:
