@@ -1,4 +1,4 @@
-"""The command line: `sparta-api init | check | run | resume | status | export`.
+"""The command line: `sparta-api init | check | run | resume | status | export | replay | judges`.
 
 Results go to stdout, progress and logs to stderr. Exit codes: 0 done; 1 a bug; 2 bad configuration or input, or a
 directory in use; 3 stopped by a fault, resumable; 4 stopped at a limit, resumable; 130/143 interrupted, resumable.
@@ -20,16 +20,20 @@ from rich.console import Console
 
 from sparta_api import check as checks
 from sparta_api import forecast as forecasts
+from sparta_api import judges_report, scaffold
+from sparta_api import judges_report, scaffold
+from sparta_api import replay as replays
 from sparta_api import report as reports
-from sparta_api import scaffold
 from sparta_api.config_file import LoadedTribe, load_tribe
 from sparta_api.errors import ConfigError, SpartaError
 from sparta_api.exports import Format, export
 from sparta_api.journal import disk_error
+from sparta_api.judges import diagnose
 from sparta_api.outcome import report
 from sparta_api.progress import Progress
 from sparta_api.run import Run
 from sparta_api.rundir import RunDirectory, new_run_directory
+from sparta_api.seating import take_down
 from sparta_api.secrets import scrub
 from sparta_api.session import Session, continued, create
 from sparta_api.terminal import clean
@@ -102,7 +106,7 @@ def check(tribe: TribeOption, set_: SetOption = None) -> None:
 @app.command()
 def run(
     tribe: TribeOption,
-    run_dir: Annotated[Path | None, typer.Option(help="Where the run lives; a new directory in runs/ if absent.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where it lives; a new directory in runs/ if absent.")] = None,
     trainer: Annotated[str | None, typer.Option(help="A key of trainers for all that learn, or none.")] = None,
     iterations: Annotated[int | None, typer.Option(help="Overrides iterations.")] = None,
     set_: SetOption = None,
@@ -118,11 +122,11 @@ def run(
         forecasts.show(asyncio.run(forecasts.forecast(loaded)), Console())
         return
     root = run_dir or new_run_directory(RUNS, loaded.config.name)
-    exists = RunDirectory(root).exists
-    if not exists and not yes:
+    directory = RunDirectory(root)
+    if not directory.exists and not yes:
         _ask_to_spend(loaded)
-    with RunDirectory(root).locked():
-        _play(continued(root, loaded) if exists else create(root, loaded))
+    with directory.locked():
+        _play(continued(root, loaded) if directory.exists else create(root, loaded))
 
 
 @app.command()
@@ -154,6 +158,40 @@ def export_(
 ) -> None:
     """Writes the preference pairs for other tools."""
     export(RunDirectory(directory), format_, iteration, out)
+
+
+@app.command()
+def replay(
+    directory: RunArgument,
+    set_: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="Writes the results into this new directory, too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Recomputes verdicts, reputations and preferences under other settings, without a request."""
+    result = replays.replay(RunDirectory(directory), set_ or [], out)
+    if as_json:
+        typer.echo(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
+    else:
+        replays.show(result, Console())
+
+
+@app.command()
+def judges(directory: RunArgument, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """How far each judge of a run can be trusted."""
+    found = diagnose(RunDirectory(directory))
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+    else:
+        judges_report.show(found, Console())
+
+
+@app.command()
+def cleanup(directory: RunArgument) -> None:
+    """Takes down the deployments that a run has left up."""
+    run, config = _opened(directory)
+    with run.locked():
+        for line in asyncio.run(take_down(run, config)):
+            typer.echo(line)
 
 
 def _load(tribe: Path, overrides: list[str] | None, trainer: str | None = None) -> LoadedTribe:

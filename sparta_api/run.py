@@ -7,6 +7,7 @@ it stopped: matchups, duels, ratings, preferences, trained models, served models
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import signal
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 from sparta_api.budget import Budget
 from sparta_api.client import Client
 from sparta_api.duels import Engine, owed_sentence
-from sparta_api.errors import Interrupted
+from sparta_api.errors import DiskError, Interrupted
 from sparta_api.heldout import ask_heldout
 from sparta_api.journal import read_lines, write_lines
 from sparta_api.matchmaking import Matchup, plan
@@ -78,6 +79,7 @@ class Run:
             raise self._stopped from None
         finally:
             figures.cancel()
+            self._show_figures()
             await self._close()
 
     def interrupt(self, signum: int) -> None:
@@ -86,21 +88,23 @@ class Run:
 
     def _stop(self, reason: BaseException, grace: float = 0.0) -> None:
         """Ends the run with that reason, whatever it is doing."""
-        again = self._stopped is not None
         self._stopped = self._stopped or reason
-        if self._engine is not None and not again:
-            self._engine.stop(reason, grace)
-        elif self._task is not None:
+        ending = self._engine is not None and self._engine.stop(reason, grace)
+        if not ending and self._task is not None:
             self._task.cancel()
 
     async def _close(self) -> None:
+        """Ends whatever the run has started, also where its directory cannot be written any more."""
+        grace = INTERRUPT_GRACE_S if isinstance(self._stopped, Interrupted) else None
         if self._session.record.get("state") != "done":
-            self._session.save(state="stopped")
-        for trainer in self._trainers.values():
-            await trainer.close()
-        await self._verifiers.close()
-        await self._seating.close()
-        await self._client.close()
+            with contextlib.suppress(DiskError):
+                self._session.save(state="stopped", lost=self._budget.lost)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._client.close)
+            stack.push_async_callback(self._seating.close, grace)
+            stack.push_async_callback(self._verifiers.close)
+            for trainer in self._trainers.values():
+                stack.push_async_callback(trainer.close)
 
     def _notice(self, text: str) -> None:
         if text not in self._progress.notices:
@@ -113,20 +117,25 @@ class Run:
             for number in range(len(rounds))
             for member in self._config.members
         ]
-        return Budget(
+        budget = Budget(
             self._config.limits,
             requests=sum(t.requests for t in totals),
             tokens=sum(t.usage.prompt + t.usage.completion for t in totals),
             cost=math.fsum([*(t.cost_usd or 0.0 for t in totals), *jobs]),
         )
+        budget.restore(self._session.record.get("lost", {}))
+        return budget
 
     async def _update_figures(self) -> None:
-        priced = all(member.price or member.server for member in self._config.members)
         while True:
-            self._progress.requests = self._budget.requests
-            self._progress.tokens = self._budget.tokens
-            self._progress.spent_usd = self._budget.cost if priced or self._budget.cost else None
+            self._show_figures()
             await asyncio.sleep(FIGURES_EVERY_S)
+
+    def _show_figures(self) -> None:
+        priced = all(member.price or member.server for member in self._config.members)
+        self._progress.requests = self._budget.requests
+        self._progress.tokens = self._budget.tokens
+        self._progress.spent_usd = self._budget.cost if priced or self._budget.cost else None
 
     # Stages
 
