@@ -27,6 +27,8 @@ from sparta_api.trainers.config import OpenAITrainer as OpenAITrainer
 from sparta_api.trainers.config import ServeCommand as ServeCommand
 from sparta_api.trainers.config import TinkerTrainer as TinkerTrainer
 from sparta_api.trainers.config import TogetherTrainer as TogetherTrainer
+from sparta_api.verifier_config import Verifier as Verifier
+from sparta_api.verifier_config import WordLimit as WordLimit
 
 Level = Annotated[int, Field(strict=True)]
 
@@ -58,11 +60,29 @@ class Matchmaking(Section):
     num_opponents: PositiveInt = 3
 
 
+class Criterion(Section):
+    """One line of a rubric."""
+
+    name: Annotated[Text, Field(pattern=r"^[^\"'\\{}\[\]:,\x00-\x1f]{1,60}$")]
+    """Also the key under which judges give its score."""
+    description: Text
+    """What earns a high score, as judges read it."""
+    weight: PositiveFloat = 1
+
+
 class Judging(Section):
     """Rule 2 of docs/algorithm.md. Judges take their sampling from here alone."""
 
+    mode: Literal["pointwise", "pairwise"] = "pointwise"
+    """A judge scores each response on its own, or both at once: in both orders, the mean over them counts."""
+    on_flip: Literal["average", "tie"] = "average"
+    """pairwise: what a judge counts whose two orders name different winners: its means, or the same for both."""
     prompt: Text = "score"
     """The name of a template in prompts/, or a path to one's own."""
+    rubric: list[Criterion] = []
+    """Criteria that are scored one by one; a judge's score is their weighted mean."""
+    reference: Flag | Literal["optional"] = False
+    """Whether judges see an instruction's `answer`; optional: where it has one."""
     scale: tuple[Level, Level] = (1, 10)
     """The worst and the best score."""
     scoring: Literal["sampled", "expected"] = "sampled"
@@ -73,6 +93,11 @@ class Judging(Section):
     max_attempts: PositiveInt = 3
     """How often a judge is asked until its reply holds a score; then it abstains."""
     judges_per_duel: PositiveInt | Literal["all"] = "all"
+    stop_when_decided: Flag = False
+    """Whether judges are asked one after another, until none that is left can change the winner; needs
+    reputation.freeze."""
+    verifiers: dict[Name, Verifier] = {}
+    """Programs that score responses beside the judges, or alone."""
     response_format: Literal["auto", "json_schema", "text"] = "auto"
     """sampled: whether judges are held to a JSON schema; auto does so with the prompt that ships."""
     min_label_mass: Probability = 0.5
@@ -86,19 +111,49 @@ class Judging(Section):
             raise ValueError("more than one round at temperature 0 repeats the same answer; raise judging.temperature")
         if self.scoring == "expected" and self.scale[1] - self.scale[0] > 9:
             raise ValueError("scoring: expected needs a scale of at most ten levels")
+        if self.scoring == "expected" and (self.mode == "pairwise" or self.rubric):
+            other = "mode: pairwise" if self.mode == "pairwise" else "a rubric"
+            raise ValueError(f"scoring: expected reads one score a reply, {other} asks for several; use sampled")
         return self
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        names = [" ".join(criterion.name.casefold().split()) for criterion in self.rubric]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"rubric has two criteria called '{name}'")
+        needed = self.reply_tokens
+        if self.max_tokens < needed:
+            raise ValueError(f"a reply holds about {needed} tokens with this rubric; raise judging.max_tokens to it")
+        return self
+
+    @property
+    def reply_tokens(self) -> int:
+        """About how many tokens a reply with all scores of a rubric takes; 0 without a rubric."""
+        sides = 2 if self.mode == "pairwise" else 1
+        return sum(sides * (len(criterion.name) // 3 + 8) for criterion in self.rubric) + 4 * bool(self.rubric)
 
     @property
     def enforces_json(self) -> bool:
         """Whether judges' requests carry a JSON schema."""
-        return self.response_format == "json_schema" or (self.response_format == "auto" and self.prompt == "score")
+        return self.response_format == "json_schema" or (
+            self.response_format == "auto" and self.prompt in ("score", "score_rubric", "pair")
+        )
 
 
 class ReputationConfig(Section):
-    """Constants of the reputation update (rules 3 and 4 of docs/algorithm.md)."""
+    """How duels move reputations and what judges' votes weigh (rules 3 and 4 of docs/algorithm.md)."""
 
+    model: Literal["paper", "bradley_terry", "glicko2", "uniform"] = "paper"
+    """The paper's update, or an alternative; uniform leaves all ratings as they are and gives every judge one vote."""
+    judge_weight: Literal["reputation", "agreement", "uniform"] = "reputation"
+    """What a judge's vote weighs: its reputation, its agreement with the panels so far, or the same for all."""
+    warm_start: Text | dict[str, Annotated[float, Field(allow_inf_nan=False, strict=True)]] | None = None
+    """Benchmark scores per member that first reputations come from: a .json or .csv file, or a map of names."""
+    prior_deviation: PositiveFloat = 1.0
+    """bradley_terry, glicko2: the standard deviation of a member's log strength before its first duel."""
     update: Literal["simultaneous", "sequential"] = "simultaneous"
-    """Both fighters from their ratings before the duel; sequential reproduces the paper's code."""
+    """paper: both fighters from their ratings before the duel; sequential reproduces the paper's code."""
     variant: Literal["normal", "dynamic", "static"] = "normal"
     initial: PositiveFloat = 100
     initial_deviation: PositiveFloat = 0.5
@@ -112,6 +167,23 @@ class ReputationConfig(Section):
     scaling_factor: PositiveFloat = 20
     floor: PositiveFloat = 10
     freeze: Flag = False
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Self:
+        for key, usual in (("variant", "normal"), ("update", "simultaneous")):
+            if self.model != "paper" and getattr(self, key) != usual:
+                raise ValueError(f"{key}: {getattr(self, key)} belongs to model: paper, not to {self.model}")
+        return self
+
+    @property
+    def weighting(self) -> Literal["reputation", "agreement", "uniform"]:
+        """What judges' votes weigh, by model and judge_weight together."""
+        return "uniform" if self.model == "uniform" and self.judge_weight == "reputation" else self.judge_weight
+
+    @property
+    def weights_stay(self) -> bool:
+        """Whether no duel changes what a judge's vote weighs."""
+        return self.freeze or self.weighting == "uniform"
 
 
 class Preferences(Section):
@@ -197,6 +269,17 @@ class TribeConfig(Section):
             if member.name == name:
                 return member
         raise KeyError(name)
+
+    @property
+    def verifier_weights(self) -> dict[str, float]:
+        """The weights of the verifiers by name, in points of reputation."""
+        return {name: v.weight or self.reputation.initial for name, v in self.judging.verifiers.items()}
+
+    @property
+    def verifier_fields(self) -> list[str]:
+        """The fields of instructions that verifiers read beside the prompt and the answer."""
+        fields = (v.field for v in self.judging.verifiers.values() if isinstance(v, WordLimit) and v.field)
+        return list(dict.fromkeys(fields))
 
     @property
     def fighters(self) -> list[Member]:

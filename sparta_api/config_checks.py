@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
+from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 from sparta_api.config import Member, TribeConfig, TrlTrainer
 from sparta_api.config_keys import nearest
 from sparta_api.variables import strings
+from sparta_api.verifier_config import JsonSchema
 from sparta_api.yaml_source import KeyPath, Place, Problem, Source
 
 LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute")
@@ -40,7 +42,7 @@ def duplicate_names(source: Source) -> list[Problem]:
 
 def written(config: TribeConfig, source: Source) -> list[Problem]:
     """What can be told without the values of variables."""
-    found = [*_panel(config), *_references(config), *_prices(config)]
+    found = [*_panel(config), *_verifiers(config), *_references(config), *_prices(config)]
     return [Problem(source.place(path), text) for path, text in found]
 
 
@@ -51,14 +53,40 @@ def _panel(config: TribeConfig) -> list[tuple[KeyPath, str]]:
     judges = {member.name for member in config.members if member.judges}
     pairs = ((len(judges - {a, b}), a, b) for a, b in combinations(fighters, 2))
     fewest, a, b = min(pairs, key=lambda pair: pair[0])
-    if fewest == 0:
-        text = f"no member may judge '{a}' against '{b}', for fighters never judge themselves; add a member that judges"
+    if fewest == 0 and not config.judging.verifiers:
+        text = (
+            f"no member may judge '{a}' against '{b}', for fighters never judge themselves;"
+            " add a member that judges, or a verifier"
+        )
         return [(("members",), text)]
     wanted = config.judging.judges_per_duel
     if wanted != "all" and wanted > fewest:
         text = f"judging.judges_per_duel is {wanted}, but only {fewest} can judge '{a}' against '{b}'"
         return [(("judging", "judges_per_duel"), text)]
     return []
+
+
+def _verifiers(config: TribeConfig) -> list[tuple[KeyPath, str]]:
+    """Verifiers that could be mistaken for members, and questions that may be left out only where none can tell."""
+    found: list[tuple[KeyPath, str]] = []
+    members = {member.name for member in config.members}
+    for name, verifier in config.judging.verifiers.items():
+        if name in members:
+            text = f"judging.verifiers.{name}: a member is called '{name}' as well; name the verifier otherwise"
+            found.append((("judging", "verifiers", name), text))
+        if isinstance(verifier, JsonSchema) and find_spec("jsonschema") is None:
+            text = f"judging.verifiers.{name}: a JSON schema needs jsonschema; pip install 'sparta-api[verify]'"
+            found.append((("judging", "verifiers", name), text))
+    reputation = config.reputation
+    if config.judging.stop_when_decided and not (
+        reputation.freeze or (reputation.weights_stay and reputation.model != "paper")
+    ):
+        text = (
+            "judging.stop_when_decided needs judges whose votes weigh the same throughout, and ratings that margins do"
+            " not change; set reputation.freeze, or reputation.judge_weight: uniform with a model other than paper"
+        )
+        found.append((("judging", "stop_when_decided"), text))
+    return found
 
 
 def _references(config: TribeConfig) -> list[tuple[KeyPath, str]]:

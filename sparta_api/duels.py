@@ -14,7 +14,7 @@ from typing import Any
 from sparta_api.accounts import Turn
 from sparta_api.client import Client
 from sparta_api.config import TribeConfig
-from sparta_api.errors import EndpointError, SpartaError
+from sparta_api.errors import DiskError, EndpointError, SpartaError
 from sparta_api.judging import Bench, Message
 from sparta_api.matchmaking import Matchup
 from sparta_api.panel import Ask, Panel, ask_judge
@@ -97,16 +97,24 @@ class Engine:
             self._standing.close()
         return sum(outcome is None for outcome in self._outcomes.values())
 
-    def stop(self, reason: BaseException, grace: float = DRAIN_S) -> None:
-        """Ends the play: nothing new is sent, what is in flight may arrive within `grace` seconds."""
-        if self._failure is None:
-            self._failure, self._grace = reason, grace
-            self._ended.set()
+    def stop(self, reason: BaseException, grace: float = DRAIN_S) -> bool:
+        """Ends the play: nothing new is sent, what is in flight may arrive within `grace` seconds.
+
+        Returns False when it was ending already.
+        """
+        if self._failure is not None:
+            return False
+        self._failure, self._grace = reason, grace
+        self._ended.set()
+        return True
 
     async def _sync(self) -> None:
         while True:
             await asyncio.sleep(SYNC_EVERY_S)
-            await asyncio.to_thread(self._standing.sync)
+            try:
+                await asyncio.to_thread(self._standing.sync)
+            except DiskError as error:
+                self.stop(error)
 
     # Opening duels
 
@@ -154,7 +162,7 @@ class Engine:
             spent = {"usage": usage_json(error.spent), "attempts": error.spent.attempts}
             self._standing.response(row | {"error": error.reason, "detail": error.detail} | spent)
         except Owed as error:
-            self._owe(duel, error)
+            self._owe(matchup, duel, error)
             spent = {"usage": usage_json(error.spent), "attempts": error.spent.attempts}
             self._standing.response(row | {"error": str(error), "owed": True} | spent)
         except MemberDown as error:
@@ -174,9 +182,9 @@ class Engine:
         finally:
             in_flight[seat.name] -= 1
 
-    def _owe(self, duel: OpenDuel, error: Owed) -> None:
+    def _owe(self, matchup: Matchup, duel: OpenDuel, error: Owed) -> None:
         duel.owed = True
-        self.owed.append(str(error))
+        self.owed.append(f"duel {matchup.duel}: {error}")
 
     def _down(self, error: MemberDown) -> bool:
         """A member failed for good: benches it, or ends the play. Returns whether the play goes on."""
@@ -239,7 +247,7 @@ class Engine:
                 result = await ask_judge(self._ask, self._bench, self._max_attempts, seat, messages, spent)
                 duel.scores[ask.judge, ask.shown, ask.round] = result["values"]
             except Owed as error:
-                self._owe(duel, error)
+                self._owe(matchup, duel, error)
                 result = {"values": None, "error": str(error), "owed": True}
             except MemberDown as error:
                 if not self._down(error):
@@ -315,4 +323,5 @@ def _judgment(duel: int, ask: Ask, result: dict[str, Any]) -> dict[str, Any]:
 
 def owed_sentence(engine: Engine, owed: int) -> SpartaError:
     """The error of a play that ends with owed duels."""
-    return EndpointError(f"{owed} duels are owed ({engine.owed[0]}); resume the run to ask them again")
+    duels = "1 duel is" if owed == 1 else f"{owed} duels are"
+    return EndpointError(f"{duels} owed ({engine.owed[0]}); resume the run to ask again")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class Instruction:
     id: str
     prompt: list[Message]
     answer: str | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+    """What else the row holds that somebody asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,17 @@ class InstructionSet:
     duplicates: int
 
 
-def read_instructions(path: str, field: str, base_dir: Path) -> InstructionSet:
+def read_instructions(path: str, field: str, base_dir: Path, keep: Sequence[str] = ()) -> InstructionSet:
     """Reads .jsonl .json .csv .tsv .parquet .txt (relative to `base_dir`) or hf:ORG/NAME[:SPLIT].
 
     `field` holds a string or a list of chat messages. An instruction's id is its row's `id`, else a hash of the
-    messages. Raises ConfigError with file:line for everything that is wrong with the data.
+    messages; `keep` names further fields to keep, where rows have them. Raises ConfigError with file:line for
+    everything that is wrong with the data.
     """
     local = None if path.startswith("hf:") else resolve_path(path, base_dir)
     source = open_rows(path, local)
     one_column = local is not None and local.suffix.lower() == ".txt"
-    reader = _Reader(TEXT_COLUMN if one_column else field, source)
+    reader = _Reader(TEXT_COLUMN if one_column else field, source, keep)
     for position, row in source.rows:
         reader.add(position, row)
     if not reader.items:
@@ -61,8 +65,9 @@ def read_instructions(path: str, field: str, base_dir: Path) -> InstructionSet:
 class _Reader:
     """Collects instructions from rows."""
 
-    def __init__(self, field: str, source: Rows) -> None:
+    def __init__(self, field: str, source: Rows, keep: Sequence[str]) -> None:
         self.field = field
+        self.keep = keep
         self.place = source.place
         self.items: list[Instruction] = []
         self.duplicates = 0
@@ -91,7 +96,8 @@ class _Reader:
             raise ConfigError(f"{self.place(position)}: the id '{name}' belongs to another instruction ({earlier})")
         self.ids[name] = position
         answer = None if self.field == "answer" else row.get("answer")
-        self.items.append(Instruction(name, prompt, None if answer in (None, "") else _plain(answer)))
+        fields = {name: row[name] for name in self.keep if row.get(name) is not None}
+        self.items.append(Instruction(name, prompt, None if answer in (None, "") else _plain(answer), fields))
 
     def _messages(self, value: Any, position: int) -> list[Message]:
         if isinstance(value, str):

@@ -37,6 +37,10 @@ class MemberTotals:
     judgments: int = 0
     judged: int = 0
     abstained: int = 0
+    flips: int = 0
+    """pairwise: duels in which its two orders named different winners."""
+    spared: int = 0
+    """Questions that it was not asked, because the other judges had decided the duel."""
     failed: int = 0
     requests: int = 0
     usage: Usage = field(default_factory=Usage)

@@ -23,8 +23,13 @@ from sparta_api.config import Judging
 from sparta_api.errors import ConfigError
 from sparta_api.expected import label_scale
 
-VARIABLES = ("instruction", "response", "worst", "best", "boundary", "rubric", "reference")
+VARIABLES = ("instruction", "response", "worst", "best", "boundary", "rubric", "reference", "verdict")
 """What a template may use; prompts/README.md says what each holds."""
+PAIR_VARIABLES = ("response_a", "response_b", *(name for name in VARIABLES if name != "response"))
+"""What the template of a pairwise judgment may use."""
+
+VERDICT = '{"score": n}'
+PAIR_VERDICT = '{"score_a": n, "score_b": n}'
 
 _HERE = Path(__file__).resolve().parent
 _DIRECTORY = _HERE / "prompts" if (_HERE / "prompts").is_dir() else _HERE.parent / "prompts"
@@ -36,11 +41,12 @@ _ENVIRONMENT = SandboxedEnvironment(
     keep_trailing_newline=False,
 )
 _SAMPLE: dict[str, Any] = {
-    "instruction": "instruction", "response": "response-5e0c1f", "worst": 1, "best": 10, "boundary": "boundary",
-    "rubric": None, "reference": None,
+    "instruction": "instruction", "worst": 1, "best": 10, "boundary": "boundary", "rubric": None, "reference": None,
+    "verdict": "verdict",
 }  # fmt: skip
-_NO_RESPONSE = "{}: the template does not show the response; write {{{{ response }}}} where it belongs."
-_FORMAT_STYLE = re.compile(r"(?<!\{)\{\s*(" + "|".join(VARIABLES) + r")\s*\}(?!\})")
+_SHOWN = {name: f"{name}-5e0c1f" for name in ("response", "response_a", "response_b")}
+_NO_RESPONSE = "{}: the template does not show {}; write {{{{ {} }}}} where it belongs."
+_FORMAT_STYLE = re.compile(r"(?<!\{)\{\s*(" + "|".join({*VARIABLES, *PAIR_VARIABLES}) + r")\s*\}(?!\})")
 
 _INVISIBLE = (
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
@@ -66,13 +72,15 @@ class Template:
     """A checked judge prompt.
 
     `name` is what messages and run.json call it; `sha256` is the hash of its source, by which a continued run
-    notices a change.
+    notices a change. With `pair` it shows two responses.
     """
 
-    def __init__(self, source: str, name: str, filename: str) -> None:
+    def __init__(self, source: str, name: str, filename: str, pair: bool = False) -> None:
         """Compiles and tries the source; raises ConfigError naming file:line for whatever is wrong with it."""
         self.name = name
         self.filename = filename
+        self.variables = PAIR_VARIABLES if pair else VARIABLES
+        self._responses = ("response_a", "response_b") if pair else ("response",)
         self.sha256 = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()
         try:
             tree = _ENVIRONMENT.parse(source, name, filename)
@@ -83,9 +91,12 @@ class Template:
             ) from None
         self._check_names(source, tree)
         self._template = _ENVIRONMENT.template_class.from_code(_ENVIRONMENT, code, _ENVIRONMENT.make_globals(None))
+        shown = {name: _SHOWN[name] for name in self._responses}
         for values in (_SAMPLE, _SAMPLE | {"rubric": "rubric", "reference": "reference"}):
-            if _SAMPLE["response"] not in self.render(**values):
-                raise ConfigError(_NO_RESPONSE.format(filename))
+            prompt = self.render(**values, **shown)
+            for name, text in shown.items():
+                if text not in prompt:
+                    raise self._no_response(name)
 
     def render(self, **values: Any) -> str:
         """The prompt with these values; ConfigError naming file:line when the template cannot use them."""
@@ -97,22 +108,29 @@ class Template:
             ]
             place = f"{self.filename}:{lines[-1]}" if lines else self.filename
             reason = " ".join(str(error).split())
-            raise ConfigError(f"{place}: the template fails ({reason}); it may use {', '.join(VARIABLES)}.") from None
+            raise ConfigError(
+                f"{place}: the template fails ({reason}); it may use {', '.join(self.variables)}."
+            ) from None
 
     def _check_names(self, source: str, tree: nodes.Template) -> None:
         undeclared = jinja2.meta.find_undeclared_variables(tree)
-        for name in sorted(undeclared - set(VARIABLES)):
+        for name in sorted(undeclared - set(self.variables)):
             line = min((n.lineno for n in _names(tree) if n.name == name), default=1)
             raise ConfigError(
-                f"{self.filename}:{line}: unknown variable '{name}'; a template may use {', '.join(VARIABLES)}."
+                f"{self.filename}:{line}: unknown variable '{name}'; a template may use {', '.join(self.variables)}."
             )
         for found in _FORMAT_STYLE.finditer(source):
             line = source.count("\n", 0, found.start()) + 1
             raise ConfigError(
                 f"{self.filename}:{line}: {found[0]} is plain text here; write {{{{ {found[1]} }}}} instead."
             )
-        if "response" not in undeclared:
-            raise ConfigError(_NO_RESPONSE.format(self.filename))
+        for name in self._responses:
+            if name not in undeclared:
+                raise self._no_response(name)
+
+    def _no_response(self, variable: str) -> ConfigError:
+        what = "the response" if variable == "response" else f"response {variable[-1].upper()}"
+        return ConfigError(_NO_RESPONSE.format(self.filename, what, variable))
 
 
 def _names(tree: nodes.Template) -> Iterator[nodes.Name]:
@@ -124,8 +142,10 @@ def template_names() -> list[str]:
     return sorted(path.stem for path in _DIRECTORY.glob("*.j2"))
 
 
-def load_template(name_or_path: str, directory: Path | None = None) -> Template:
+def load_template(name_or_path: str, directory: Path | None = None, pair: bool = False) -> Template:
     """A template by its name in prompts/, or a file relative to `directory` (that of tribe.yaml).
+
+    `pair` says that it shows two responses.
 
     Raises ConfigError naming the file, and the line where there is one, when it is missing or wrong.
     """
@@ -142,15 +162,47 @@ def load_template(name_or_path: str, directory: Path | None = None) -> Template:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"judging.prompt: {path} cannot be read ({error}); it must be a UTF-8 text file.") from None
-    return Template(source, name_or_path, str(path))
+    return Template(source, name_or_path, str(path), pair)
 
 
 def template_for(judging: Judging, directory: Path | None = None) -> Template:
-    """The template that a configuration means: `score` asks for one digit where scoring is `expected`."""
+    """The template that a configuration means by `score`: one digit with `expected` scoring, a pair, a rubric."""
     name = judging.prompt
-    if judging.scoring == "expected" and f"{name}_expected" in template_names():
+    pair = judging.mode == "pairwise"
+    if pair and name == "score":
+        name = "pair"
+    elif judging.rubric and name == "score":
+        name = "score_rubric"
+    elif judging.scoring == "expected" and f"{name}_expected" in template_names():
         name = f"{name}_expected"
-    return load_template(name, directory)
+    return load_template(name, directory, pair)
+
+
+def pair_messages(
+    template: Template,
+    *,
+    instruction: Sequence[Mapping[str, Any]],
+    responses: tuple[str, str],
+    scale: tuple[int, int],
+    boundary: str,
+    rubric: str | None = None,
+    reference: str | None = None,
+    verdict: str = PAIR_VERDICT,
+) -> list[dict[str, str]]:
+    """The messages that ask a judge for the scores of two responses, shown in this order."""
+    first, second = (sanitize(response).replace(boundary, "\ufffd") for response in responses)
+    prompt = template.render(
+        instruction=conversation(instruction),
+        response_a=first,
+        response_b=second,
+        worst=scale[0],
+        best=scale[1],
+        boundary=boundary,
+        rubric=rubric,
+        reference=sanitize(reference) if reference else None,
+        verdict=verdict,
+    )
+    return [{"role": "user", "content": prompt}]
 
 
 def boundary(seed: int, iteration: int, duel: int, fighter: int | str, response: str = "") -> str:
@@ -204,6 +256,7 @@ def judge_messages(
     expected: bool,
     rubric: str | None = None,
     reference: str | None = None,
+    verdict: str = VERDICT,
 ) -> list[dict[str, str]]:
     """The messages that ask a judge for the score of one response; the same for all judges of a duel.
 
@@ -218,5 +271,6 @@ def judge_messages(
         boundary=boundary,
         rubric=rubric,
         reference=sanitize(reference) if reference else None,
+        verdict=verdict,
     )
     return [{"role": "user", "content": prompt}]

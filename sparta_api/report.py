@@ -98,7 +98,9 @@ def _title(report: RunReport, console: Console) -> None:
     usage = report.usage
     spent = f", {dollars(report.spent_usd)}" if report.spent_usd != 0 else ""
     tokens = f"{count(usage.prompt)} tokens in, {count(usage.completion)} out"
-    console.print(Text(f"{count(report.requests)} requests, {tokens}{spent}", style="dim"))
+    spared = sum(member.totals.spared for member in report.members)
+    saved = f", {count(spared)} questions to judges spared" if spared else ""
+    console.print(Text(f"{count(report.requests)} requests, {tokens}{spent}{saved}", style="dim"))
 
 
 def _ranked_table(rows: Sequence[MemberReport], columns: Sequence[_Column], width: int) -> Table:

@@ -25,6 +25,7 @@ from sparta_api.instructions import Instruction, InstructionSet, read_instructio
 from sparta_api.journal import write_atomic, write_lines
 from sparta_api.prompts import template_for
 from sparta_api.rundir import RunDirectory
+from sparta_api.verifiers import unverifiable
 
 Message = dict[str, Any]
 
@@ -89,21 +90,26 @@ class Session:
 def instruction_rows(instructions: InstructionSet) -> Iterator[dict[str, Any]]:
     """Rows of instructions.jsonl."""
     for item in instructions.items:
-        yield {"id": item.id, "prompt": item.prompt} | ({"answer": item.answer} if item.answer is not None else {})
+        answer = {"answer": item.answer} if item.answer is not None else {}
+        yield {"id": item.id, "prompt": item.prompt} | answer | item.fields
 
 
 def instructions_hash(items: Sequence[Instruction]) -> str:
-    """SHA-256 over ids, messages and answers."""
+    """SHA-256 over ids, messages, answers, and the fields that verifiers read."""
     digest = hashlib.sha256()
     for item in items:
-        digest.update(orjson.dumps([item.id, item.prompt, item.answer]) + b"\n")
+        fields = [item.fields] if item.fields else []
+        digest.update(orjson.dumps([item.id, item.prompt, item.answer, *fields]) + b"\n")
     return digest.hexdigest()
 
 
 def read_source(loaded: LoadedTribe) -> InstructionSet:
     """The instructions that the configuration names, checked against what an iteration needs."""
     source = loaded.resolved.instructions
-    instructions = read_instructions(source.path, source.field, loaded.base_dir)
+    config = loaded.resolved
+    instructions = read_instructions(source.path, source.field, loaded.base_dir, config.verifier_fields)
+    if problem := unverifiable(config, instruction_rows(instructions)):
+        raise ConfigError(f"{source.path}: {problem}; add it, or leave the instruction out")
     wanted = source.per_iteration
     if wanted is not None and wanted > len(instructions.items):
         raise ConfigError(

@@ -78,6 +78,57 @@ def _usage(row: dict[str, Any]) -> Usage:
     return Usage(usage.get("prompt_tokens", 0), usage.get("cached_tokens", 0), usage.get("completion_tokens", 0))
 
 
+def take_judgment(duel: OpenDuel, row: dict[str, Any]) -> None:
+    """Adds a row of judgments.jsonl, that is not owed, to what its duel knows."""
+    if row["fighter"] is None:
+        shown, values = tuple(row["order"]), row["scores"]
+    else:
+        shown, values = (row["fighter"],), None if row["score"] is None else (row["score"],)
+    duel.scores[row["judge"], shown, row["round"]] = None if values is None else tuple(values)
+
+
+def verdict_row(reputation: Reputation, outcome: Outcome) -> dict[str, Any]:
+    """Folds a duel into the reputation; returns its row of duels.jsonl."""
+    matchup = outcome.matchup
+    row: dict[str, Any] = {
+        "duel": matchup.duel,
+        "instruction": matchup.instruction,
+        "fighters": matchup.fighters,
+        "judges": outcome.judges,
+        "abstained": outcome.abstained,
+    }
+    if outcome.flipped is not None:
+        row["flipped"] = outcome.flipped
+    if outcome.skipped is not None:
+        row["skipped"] = outcome.skipped
+    if outcome.void is not None:
+        ratings = reputation.ratings
+        now = {name: ratings[name].reputation for name in matchup.fighters}
+        deviation = {name: ratings[name].deviation for name in matchup.fighters}
+        return row | {
+            "judges": {},
+            "scores": None,
+            "winner": None,
+            "margin": None,
+            "void": outcome.void,
+            "k": None,
+            "before": now,
+            "after": now,
+            "deviation": deviation,
+        }
+    change = reputation.update(matchup.fighters, outcome.judges)
+    return row | {
+        "scores": change.scores,
+        "winner": change.winner,
+        "margin": change.margin,
+        "void": None,
+        "k": change.k,
+        "before": change.before,
+        "after": change.after,
+        "deviation": change.deviation,
+    }
+
+
 class Standing:
     """The journals of one iteration and the state they add up to.
 
@@ -132,12 +183,7 @@ class Standing:
         for row, _, _ in read_lines(files.judgments, offsets["judgments"]):
             self.count(row["judge"], row, judged=True)
             if row["duel"] >= self.folded and not row.get("owed"):
-                if row["fighter"] is None:
-                    shown, values = tuple(row["order"]), row["scores"]
-                else:
-                    shown, values = (row["fighter"],), None if row["score"] is None else (row["score"],)
-                scores = None if values is None else tuple(values)
-                self._opened(row["duel"]).scores[row["judge"], shown, row["round"]] = scores
+                take_judgment(self._opened(row["duel"]), row)
 
     def _load_index(self) -> dict[str, int]:
         if not self._files.index.exists():
@@ -283,52 +329,12 @@ class Standing:
         assert self._journals is not None
         matchup = outcome.matchup
         assert matchup.duel == self.folded, "duels are folded in duel order"
-        row = self._verdict(outcome)
+        row = verdict_row(self.reputation, outcome)
         self._journals[2].append(row)
         self._count_verdict(row)
         self.open.pop(matchup.duel, None)
         self.folded += 1
         self._advance_epoch()
-
-    def _verdict(self, outcome: Outcome) -> dict[str, Any]:
-        matchup = outcome.matchup
-        row: dict[str, Any] = {
-            "duel": matchup.duel,
-            "instruction": matchup.instruction,
-            "fighters": matchup.fighters,
-            "judges": outcome.judges,
-            "abstained": outcome.abstained,
-        }
-        if outcome.flipped is not None:
-            row["flipped"] = outcome.flipped
-        if outcome.skipped is not None:
-            row["skipped"] = outcome.skipped
-        if outcome.void is not None:
-            ratings = self.reputation.ratings
-            now = {name: ratings[name].reputation for name in matchup.fighters}
-            deviation = {name: ratings[name].deviation for name in matchup.fighters}
-            return row | {
-                "judges": {},
-                "scores": None,
-                "winner": None,
-                "margin": None,
-                "void": outcome.void,
-                "k": None,
-                "before": now,
-                "after": now,
-                "deviation": deviation,
-            }
-        change = self.reputation.update(matchup.fighters, outcome.judges)
-        return row | {
-            "scores": change.scores,
-            "winner": change.winner,
-            "margin": change.margin,
-            "void": None,
-            "k": change.k,
-            "before": change.before,
-            "after": change.after,
-            "deviation": change.deviation,
-        }
 
     # The index
 
@@ -350,7 +356,9 @@ class Standing:
             self._begin_epoch()
 
     def _write_index(self, epoch: dict[str, Any]) -> None:
+        """Writes the index, after what it points into is safe from a power cut."""
         assert self._journals is not None
+        self.sync()
         for name, data in (epoch["totals"] | epoch["verifiers"]).items():
             now = self._judge(name)
             data.update({key: getattr(now, key) for key in VERDICT_FIELDS})

@@ -10,7 +10,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sparta_api.progress import MemberTotals, TrainingProgress, Usage
@@ -18,6 +18,7 @@ from sparta_api.secrets import scrub
 
 VOID_WARNING = 0.10
 ABSTENTION_WARNING = 0.10
+FLIP_WARNING = 0.05
 VLLM_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _NORMAL_95 = 1.6449
 
@@ -93,6 +94,8 @@ class IterationReport:
     owed: int = 0
     pairs: int = 0
     members: tuple[MemberReport, ...] = ()
+    verifiers: dict[str, MemberTotals] = field(default_factory=dict)
+    """The counts of verifiers as judges."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain mapping with stable keys."""
@@ -101,6 +104,7 @@ class IterationReport:
             "duels": duel_counts([self]),
             "pairs": self.pairs,
             "members": [member.to_json() for member in self.members],
+            "verifiers": verifier_counts([self]),
         }
 
 
@@ -169,7 +173,9 @@ class RunReport:
             "usage": {"prompt": usage.prompt, "cached": usage.cached, "completion": usage.completion},
             "spent_usd": self.spent_usd,
             "separated": separated(self.members),
+            "questions_spared": sum(member.totals.spared for member in self.members),
             "members": [member.to_json() for member in self.members],
+            "verifiers": verifier_counts(self.history),
             "history": [iteration.to_json() for iteration in self.history],
             "warnings": warnings(self),
             "next": self.next_command,
@@ -191,6 +197,17 @@ def duel_counts(history: Iterable[IterationReport]) -> dict[str, Any]:
         "n_tied": sum(iteration.ties for iteration in history),
         "void_reasons": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
     }
+
+
+def verifier_counts(history: Iterable[IterationReport]) -> dict[str, dict[str, int]]:
+    """Duels that each verifier gave a verdict on and abstained from, over some iterations."""
+    counts: dict[str, dict[str, int]] = {}
+    for iteration in history:
+        for name, totals in iteration.verifiers.items():
+            sums = counts.setdefault(name, {"judged": 0, "abstained": 0})
+            sums["judged"] += totals.judged
+            sums["abstained"] += totals.abstained
+    return counts
 
 
 def separated(members: Sequence[MemberReport]) -> bool | None:
@@ -226,11 +243,21 @@ def warnings(report: RunReport) -> list[str]:
                 f"judge '{member.name}' abstained from {member.abstention_share:.0%} of its duels; "
                 "its replies in judgments.jsonl show why"
             )
+        if member.totals.judged and member.totals.flips / member.totals.judged > FLIP_WARNING:
+            found.append(
+                f"position bias: judge '{member.name}' names the other winner in"
+                f" {member.totals.flips / member.totals.judged:.1%} of its duels when the responses change places"
+            )
         if member.floor_hits:
             hits = f"{member.floor_hits} {'duel' if member.floor_hits == 1 else 'duels'}"
             found.append(f"the reputation of '{member.name}' lay on the floor after {hits}")
         if member.training and member.training.state in ("failed", "cancelled"):
             found.append(f"the training of '{member.name}' {member.training.state}: {member.training.message}")
+    for name, counts in verifier_counts(report.history).items():
+        asked = sum(counts.values())
+        if asked and counts["abstained"] / asked > ABSTENTION_WARNING:
+            share = f"{counts['abstained'] / asked:.0%} of the duels"
+            found.append(f"verifier '{name}' abstained from {share}; judgments.jsonl shows why")
     if separated(report.members) is False:
         found.append(
             "the ranking is not separated: coin tosses would spread the reputations as much, so read no order into them"

@@ -60,8 +60,10 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=30)
 
 
-def tribe(directory: Path, base_url: str, members: int = 4, instructions: int = 12, **changes: Any) -> Path:
-    """Writes a tribe.yaml with `members` fighters at one endpoint and its instructions; returns its path."""
+def tribe(
+    directory: Path, base_url: str, members: int | list[dict[str, Any]] = 4, instructions: int = 12, **changes: Any
+) -> Path:
+    """Writes a tribe.yaml with `members` (or so many fighters) at one endpoint, and its data; returns its path."""
     directory.mkdir(parents=True, exist_ok=True)
     rows = [{"id": f"q{n}", "prompt": f"Explain thing number {n} in one sentence."} for n in range(instructions)]
     (directory / "instructions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -71,7 +73,7 @@ def tribe(directory: Path, base_url: str, members: int = 4, instructions: int = 
         "iterations": 1,
         "instructions": {"path": "instructions.jsonl"},
         "defaults": {"base_url": base_url, "concurrency": 8, "timeout_s": 20, "sampling": {"max_tokens": 64}},
-        "members": [{"name": f"m{n}", "model": f"model-{n}"} for n in range(members)],
+        "members": members if isinstance(members, list) else _fighters(members),
     }
     for key, value in changes.items():
         if isinstance(value, dict) and isinstance(config.get(key), dict):
@@ -81,6 +83,10 @@ def tribe(directory: Path, base_url: str, members: int = 4, instructions: int = 
     path = directory / "tribe.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     return path
+
+
+def _fighters(count: int) -> list[dict[str, Any]]:
+    return [{"name": f"m{n}", "model": f"model-{n}"} for n in range(count)]
 
 
 def results(run: Path) -> dict[str, bytes]:

@@ -149,7 +149,7 @@ def test_a_conversation_shows_its_roles() -> None:
 
 
 def test_which_template_a_configuration_means(tmp_path: Path) -> None:
-    assert template_names() == ["score", "score_expected"]
+    assert template_names() == ["pair", "score", "score_expected", "score_rubric"]
     assert template_for(Judging()).name == "score"
     assert template_for(Judging(scoring="expected")).name == "score_expected"
     name = own(tmp_path, "{{ response }}")
@@ -173,7 +173,7 @@ def test_an_own_template_gets_every_variable(tmp_path: Path) -> None:
         boundary="B",
         instruction=[{"role": "user", "content": "I"}],
     )
-    assert prompt == "I|An answer.|1|10|B|R|G"
+    assert prompt == 'I|An answer.|1|10|B|R|G|{"score": n}'
 
 
 @pytest.mark.parametrize(

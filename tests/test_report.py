@@ -271,7 +271,7 @@ def test_json_has_stable_keys_and_no_nan() -> None:
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert list(data) == [
         "run", "directory", "finished", "iteration", "iterations", "phase", "duels", "requests", "usage", "spent_usd",
-        "separated", "members", "history", "warnings", "next",
+        "separated", "questions_spared", "members", "verifiers", "history", "warnings", "next",
     ]  # fmt: skip
     assert data["duels"] == {
         "n_total": 20, "n_judged": 19, "n_void": 1, "n_owed": 0, "n_tied": 4, "void_reasons": {"no judge is left": 1},

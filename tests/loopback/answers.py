@@ -21,6 +21,8 @@ _SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "ke", "li", "mo", "nu", "pa", 
 WORDS = [f" {a}{b}" for a in _SYLLABLES for b in _SYLLABLES]
 TIER = "tier-"
 LEVELS = 10
+_VERDICT = re.compile(r'\{("[^"\n]+": n(?:, "[^"\n]+": n)*)\}')
+"""The shape in which a prompt asks for several scores."""
 ABSENT = -25.0
 """Log probability of a token that was asked for by id and is no label."""
 
@@ -127,6 +129,9 @@ def _judge_reply(ask: Ask, judge: Judge) -> Reply:
     shift = ask.settings.bias + (drawn[0] / 127.5 - 1) * ask.settings.noise
     centres = [min(LEVELS - 1.0, max(0.0, mark + shift)) for mark in (marks[-1], marks[0], marks[-1])]
     shape = judge.reply
+    wanted = _VERDICT.search(ask.text)
+    if shape in ("auto", "json") and wanted and wanted[1] != '"score": n':
+        return _sheet(re.findall(r'"([^"]+)": n', wanted[1]), centres, ask, judge)
     if shape == "auto":
         limit = ask.body.get("max_completion_tokens") or ask.body.get("max_tokens") or LEVELS
         shape = "digit" if ask.body.get("logprobs") or limit <= 2 else "json"
@@ -140,6 +145,20 @@ def _judge_reply(ask: Ask, judge: Judge) -> Reply:
     for name, centre in values.items():
         text = text.replace(name, str(_level(centre, judge.scale)))
     return [(token, [(token, -0.1)]) for token in re.findall(r"\s*\S+\s*$|\s*\S+", text)]
+
+
+def _sheet(keys: list[str], centres: list[float], ask: Ask, judge: Judge) -> Reply:
+    """A JSON object with a score under every key; those that end with _a and _b are about either response of a pair."""
+    fields = []
+    for key in keys:
+        centre = centres[0]
+        if key.endswith(("_a", "_b")):
+            centre = centres[1] + ask.settings.position_bias if key.endswith("_a") else centres[2]
+        criterion = key.removesuffix("_a").removesuffix("_b")
+        if criterion != "score":
+            centre += len(criterion) % 3 - 1
+        fields.append(f'"{key}": {_level(min(LEVELS - 1.0, max(0.0, centre)), judge.scale)}')
+    return [(token, [(token, -0.1)]) for token in re.findall(r"\s*\S+", "{" + ", ".join(fields) + "}")]
 
 
 def _level(centre: float, scale: Scale) -> int:

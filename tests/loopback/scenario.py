@@ -29,6 +29,8 @@ class ModelSettings(Part):
     """Shifts the quality (0..9) of a fighter's answers."""
     bias: float = 0.0
     """Shifts a judge's scores, in steps of the ten-level quality."""
+    position_bias: float = 0.0
+    """Added to a judge's score of the first of two responses, in the same steps."""
     noise: float = 1.5
     """Half-width of a judge's deviation from the response's quality."""
     max_model_len: int | None = None
@@ -60,6 +62,9 @@ class Capacity(Part):
     queue: int | None = None
     """Requests in flight above which one is refused."""
     status: int = 503
+    saturation: float | None = None
+    """A continuous batch instead: `concurrent` requests run at once, the others wait in line, and n that run together
+    are n / (1 + (n - 1) / saturation) times as fast as one."""
 
 
 class RateLimit(Part):
