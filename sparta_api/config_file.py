@@ -24,6 +24,7 @@ from sparta_api.errors import ConfigError
 from sparta_api.secrets import scrub
 from sparta_api.section import Section
 from sparta_api.variables import expand_all, literal_keys, read_key
+from sparta_api.warm_start import member_problem, read_scores
 from sparta_api.yaml_source import KeyPath, Place, Problem, Source
 
 _TEMPLATE_SUFFIXES = (".j2", ".jinja", ".jinja2", ".md", ".txt")
@@ -72,7 +73,7 @@ def load_tribe(
     resolved = None if unset and keys else _validated(data, source)
     if resolved is None:
         raise _error(source)
-    resolved = _with_absolute_paths(resolved, base)
+    config, resolved = _with_warm_start(config, _with_absolute_paths(resolved, base), source)
     source.problems += config_checks.expanded(resolved, source) if keys else []
     shared = config_checks.account_limits(resolved, source) if keys and not source.problems else {}
     if source.problems:
@@ -199,4 +200,19 @@ def _with_absolute_paths(config: TribeConfig, base: Path) -> TribeConfig:
     prompt = config.judging.prompt
     if "/" in prompt or prompt.endswith(_TEMPLATE_SUFFIXES):
         update["judging"] = config.judging.model_copy(update={"prompt": str(resolve_path(prompt, base))})
+    if isinstance(start := config.reputation.warm_start, str):
+        update["reputation"] = config.reputation.model_copy(update={"warm_start": str(resolve_path(start, base))})
     return config.model_copy(update=update)
+
+
+def _with_warm_start(config: TribeConfig, resolved: TribeConfig, source: Source) -> tuple[TribeConfig, TribeConfig]:
+    """Both configurations with the scores that a warm start's file holds in the place of its name."""
+    start = resolved.reputation.warm_start
+    if start is None:
+        return config, resolved
+    scores = start if isinstance(start, dict) else read_scores(Path(start))
+    if problem := member_problem(resolved, scores):
+        source.problems.append(Problem(source.place(("reputation", "warm_start")), f"reputation.warm_start: {problem}"))
+    update = {"reputation": resolved.reputation.model_copy(update={"warm_start": scores})}
+    written = {"reputation": config.reputation.model_copy(update={"warm_start": scores})}
+    return config.model_copy(update=written), resolved.model_copy(update=update)

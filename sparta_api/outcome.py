@@ -14,17 +14,22 @@ from sparta_api.rundir import IterationFiles, RunDirectory
 from sparta_api.standing import Standing
 from sparta_api.summary import IterationReport, MemberReport, RunReport, Sample
 from sparta_api.training import read_job
+from sparta_api.warm_start import starting_reputations
 
 CHUNK = 1 << 20
 
 
 def first_reputation(config: TribeConfig) -> Reputation:
-    """The tribe's reputation before its first duel."""
+    """The tribe's reputation before its first duel; a member's own `initial_reputation` wins over a warm start."""
     settings = config.reputation
+    warm = starting_reputations(settings.warm_start, settings.floor) if isinstance(settings.warm_start, dict) else {}
     ratings = {
-        m.name: Rating(m.initial_reputation or settings.initial, settings.initial_deviation) for m in config.members
+        m.name: Rating(m.initial_reputation or warm.get(m.name, settings.initial), settings.initial_deviation)
+        for m in config.members
     }
-    return Reputation(settings, ratings, tie_margin=config.preferences.min_margin)
+    return Reputation(
+        settings, ratings, tie_margin=config.preferences.min_margin, fixed_weights=config.verifier_weights
+    )
 
 
 def next_reputation(config: TribeConfig, ended: Reputation, history: list[dict[str, float]]) -> Reputation:
@@ -34,6 +39,7 @@ def next_reputation(config: TribeConfig, ended: Reputation, history: list[dict[s
         ended.to_json(),
         variant_multipliers(config.reputation.variant, history),
         config.preferences.min_margin,
+        config.verifier_weights,
     )
 
 
@@ -97,6 +103,7 @@ def _iteration(config: TribeConfig, run: RunDirectory, number: int, standing: St
             _figures(config, member.name, standing.totals[member.name], standing.before, standing.reputation)
             for member in config.members
         ),
+        verifiers=standing.verifiers,
     )
 
 
