@@ -61,7 +61,7 @@ def build(
     most max(`min_margin`, 1e-9) is a tie. Raises ConfigError when a fighter's response was not recorded.
     """
     counts = PairCounts() if counts is None else counts
-    answers = _Answers(responses)
+    answers = Answers(responses)
     for duel in duels:
         if duel["void"] is not None:
             counts.void += 1
@@ -88,7 +88,7 @@ def build(
         }
 
 
-class _Answers:
+class Answers:
     """Looks up responses while reading them once, for duels in ascending order."""
 
     def __init__(self, responses: Iterable[Mapping[str, Any]]) -> None:
@@ -97,6 +97,7 @@ class _Answers:
         self._current = 0
 
     def of(self, duel: int, members: tuple[str, str]) -> tuple[str, str]:
+        """The two members' texts in a duel; ConfigError when one was not recorded."""
         for passed in range(self._current, duel):
             self._ahead.pop(passed, None)
         self._current = duel
