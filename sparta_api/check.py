@@ -29,6 +29,7 @@ from sparta_api.seats import Seat
 from sparta_api.session import Session, read_source
 from sparta_api.terminal import safe
 from sparta_api.trainers.factory import make_trainers
+from sparta_api.verifiers import Verifiers
 
 PATIENCE = {"max_attempts": 2, "max_wait_s": 10.0}
 ANSWER_TOKENS = 16
@@ -78,7 +79,9 @@ async def check(loaded: LoadedTribe) -> list[Row]:
         client = Client(Budget(session.config.limits), progress.notices.append)
         seating = Seating(session, models, progress.notices.append, lambda error: progress.notices.append(str(error)))
         trainers = make_trainers(loaded)
+        verifiers = Verifiers(session.config, loaded.base_dir)
         try:
+            await verifiers.open()
             await seating.open(trainers)
             rows = await asyncio.gather(
                 *(_member(session, models, member, seating.seats[member.name], client, instruction)
@@ -87,6 +90,7 @@ async def check(loaded: LoadedTribe) -> list[Row]:
         finally:
             for trainer in trainers.values():
                 await trainer.close()
+            await verifiers.close()
             await seating.close()
             await client.close()
         for row, member in zip(rows, session.config.members, strict=True):

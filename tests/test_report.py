@@ -280,11 +280,11 @@ def test_json_has_stable_keys_and_no_nan() -> None:
     assert data["next"] == "sparta-api resume runs/q"
     assert list(data["members"][0]) == [
         "name", "roles", "duels", "wins", "losses", "ties", "void", "responses", "judgments", "judged", "abstained",
-        "failed", "requests", "usage", "cost_usd", "abstention_share", "reputation_before", "reputation_after",
-        "deviation", "floor_hits", "training", "model", "adapter", "base_model",
+        "flips", "spared", "failed", "requests", "usage", "cost_usd", "floor_hits", "squared_changes", "abstention_share",
+        "reputation_before", "reputation_after", "deviation", "training", "model", "adapter", "base_model",
     ]  # fmt: skip
     assert data["members"][1]["training"]["loss"] is None
-    assert list(data["history"][0]) == ["iteration", "duels", "pairs", "members"]
+    assert list(data["history"][0]) == ["iteration", "duels", "pairs", "members", "verifiers"]
 
 
 def test_a_pipe_gets_no_control_codes_and_a_terminal_gets_colours() -> None:

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from sparta_api.config import TribeConfig
+from sparta_api.judging import Bench
+from sparta_api.matchmaking import Matchup
+from sparta_api.outcome import first_reputation
+from sparta_api.panel import Panel
+from sparta_api.standing import OpenDuel
 from tests.front_door import kill, results, rows, sparta, started, tribe
 from tests.loopback.process import LoopbackProcess
 from tests.test_pairwise import _until_lines
@@ -65,6 +73,46 @@ def test_the_winner_is_that_of_all_judges(tmp_path: Path, judging: dict[str, Any
     assert status["questions_spared"] == len(everything) - len(asked) > 0
 
 
+LEVELS = st.integers(1, 10).map(float)
+VOTES = st.lists(
+    st.tuples(st.sampled_from([10.0, 100.0, 250.5, 1e6]), st.none() | st.tuples(LEVELS, LEVELS)), min_size=1, max_size=7
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(VOTES, st.sampled_from([0.0, 0.5, 2.0, 9.0, 20.0]))
+def test_no_vote_that_is_left_out_could_have_changed_the_winner(
+    votes: list[tuple[float, tuple[float, float] | None]], min_margin: float
+) -> None:
+    judges = [f"j{n}" for n in range(len(votes))]
+    places: dict[str, Any] = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
+    members = [{"name": name, **places} for name in ("a", "b")]
+    members += [{"name": j, "initial_reputation": w, **places} for j, (w, _) in zip(judges, votes, strict=True)]
+    config = TribeConfig.model_validate(
+        {
+            "instructions": {"path": "x"},
+            "members": members,
+            "judging": {"stop_when_decided": True},
+            "preferences": {"min_margin": min_margin},
+            **FROZEN,
+        }
+    )
+    reputation = first_reputation(config)
+    panel = Panel(config, Bench(config, 0), reputation.reputations)
+    matchup, duel = Matchup(0, "q", ("a", "b"), tuple(judges)), OpenDuel()
+    said = dict(zip(judges, (vote for _, vote in votes), strict=True))
+    while asks := panel.missing(matchup, duel, ()):
+        for ask in asks:
+            vote = said[ask.judge]
+            duel.scores[ask.judge, ask.shown, ask.round] = None if vote is None else (vote[ask.shown == ("b",)],)
+    outcome = panel.outcome(matchup, duel)
+    everything = {judge: vote for judge, vote in said.items() if vote is not None}
+    assert (outcome.void is None) == bool(everything)
+    assert sorted([*outcome.judges, *outcome.abstained, *(outcome.skipped or ())]) == sorted(judges)
+    if everything:
+        assert reputation.update(("a", "b"), outcome.judges).winner == reputation.update(("a", "b"), everything).winner
+
+
 def test_weights_of_judges_and_verifiers_count(tmp_path: Path) -> None:
     """One judge outweighs all others, and a verifier votes first."""
     members: list[dict[str, Any]] = [{"name": f"m{n}", "model": f"model-{n}"} for n in range(4)]
@@ -103,6 +151,16 @@ def test_results_do_not_depend_on_concurrency_or_kills(tmp_path: Path) -> None:
     journals = [rows(run / "iteration_000" / "judgments.jsonl") for run in (one, many, cut)]
     asked = [sorted((row["duel"], row["judge"], row["fighter"]) for row in journal) for journal in journals]
     assert asked[0] == asked[1] == asked[2]
+
+
+def test_ratings_that_count_winners_alone_stay_the_same_too(tmp_path: Path) -> None:
+    reputation = {"judge_weight": "uniform", "model": "bradley_terry", "freeze": False}
+    with LoopbackProcess({"any_model": True}, tmp_path / "server") as server:
+        full = play(server, tmp_path / "full", {}, reputation=reputation)
+        short = play(server, tmp_path / "short", {"stop_when_decided": True}, reputation=reputation)
+    assert winners(full) == winners(short)
+    assert (full / "ratings.json").read_bytes() == (short / "ratings.json").read_bytes()
+    assert any(duel["skipped"] for duel in rows(short / "iteration_000" / "duels.jsonl"))
 
 
 def test_weights_that_move_are_refused(tmp_path: Path) -> None:

@@ -245,3 +245,13 @@ def test_a_verifier_is_called_like_no_member(tmp_path: Path) -> None:
     ended = sparta("run", "--tribe", path, "--run-dir", tmp_path / "run", "--yes")
     assert ended.code == 2
     assert "a member is called 'm1' as well" in ended.err
+
+
+def test_check_tries_verifiers(tmp_path: Path) -> None:
+    with LoopbackProcess({"any_model": True}, tmp_path / "server") as server:
+        path = tribe_with(tmp_path, server.base_url, {"truth": QUALITY})
+        assert sparta("check", "--tribe", path).code == 0
+        (tmp_path / "verifier_functions.py").unlink()
+        ended = sparta("check", "--tribe", path)
+    assert ended.code == 2
+    assert "judging.verifiers.truth: ModuleNotFoundError" in ended.err
