@@ -21,7 +21,6 @@ from rich.console import Console
 from sparta_api import check as checks
 from sparta_api import forecast as forecasts
 from sparta_api import judges_report, scaffold
-from sparta_api import judges_report, scaffold
 from sparta_api import replay as replays
 from sparta_api import report as reports
 from sparta_api.config_file import LoadedTribe, load_tribe
