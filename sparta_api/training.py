@@ -65,7 +65,8 @@ class TrainingStage:
             if not isinstance(error, SpartaError):
                 raise error
         if failed:
-            raise failed[0] if len(failed) == 1 else TrainingError("\n".join(str(error) for error in failed))
+            sentences = dict.fromkeys(str(error) for error in failed)
+            raise failed[0] if len(sentences) == 1 else TrainingError("\n".join(sentences))
         return {
             member.name: result
             for member, result in zip(learners, results, strict=True)
