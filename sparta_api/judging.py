@@ -8,7 +8,7 @@ from math import fsum
 from typing import Any
 
 from sparta_api.config import Judging, TribeConfig
-from sparta_api.expected import expected_score, parse_label
+from sparta_api.expected import expected_score, label_scale, parse_label
 from sparta_api.prompts import (
     PAIR_VERDICT,
     VERDICT,
@@ -61,8 +61,9 @@ class Bench:
         first: dict[str, Any] = {"temperature": judging.temperature, "max_tokens": judging.max_tokens}
         if self._expected:
             first |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
-        elif judging.enforces_json:
-            first["response_format"] = score_format(judging.scale, keys)
+        if judging.enforces_json:
+            scale = label_scale(judging.scale) if self._expected else judging.scale
+            first["response_format"] = score_format(scale, keys)
         self._fields = first
         self._reask = {**first, "temperature": max(judging.temperature, REASK_TEMPERATURE)}
 

@@ -166,15 +166,13 @@ def load_template(name_or_path: str, directory: Path | None = None, pair: bool =
 
 
 def template_for(judging: Judging, directory: Path | None = None) -> Template:
-    """The template that a configuration means by `score`: one digit with `expected` scoring, a pair, a rubric."""
+    """The template that a configuration means by `score`: one response, a pair, a rubric."""
     name = judging.prompt
     pair = judging.mode == "pairwise"
     if pair and name == "score":
         name = "pair"
     elif judging.rubric and name == "score":
         name = "score_rubric"
-    elif judging.scoring == "expected" and f"{name}_expected" in template_names():
-        name = f"{name}_expected"
     return load_template(name, directory, pair)
 
 

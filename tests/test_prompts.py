@@ -54,16 +54,14 @@ def test_braces_arrive_unchanged() -> None:
     assert "from 1 (worst) to 10 (best)" in prompt
 
 
-def test_expected_asks_for_one_digit_of_the_labels() -> None:
-    prompt = ask("score_expected", expected=True)
-    assert "one digit alone, from 0 (worst) to 9 (best)" in prompt
-    assert "one digit alone, from 1 (worst) to 5 (best)" in ask("score_expected", expected=True, scale=(1, 5))
+def test_expected_asks_on_the_scale_of_the_labels() -> None:
+    assert "alone, n from 0 (worst) to 9 (best)" in ask("score", expected=True)
+    assert "alone, n from 1 (worst) to 5 (best)" in ask("score", expected=True, scale=(1, 5))
 
 
-@pytest.mark.parametrize("name", ["score", "score_expected"])
-def test_everything_before_the_response_is_shared(name: str) -> None:
-    first = ask(name, response="one", boundary="=== a ===", rubric="Be strict.", reference="42")
-    second = ask(name, response="two", boundary="=== b ===", rubric="Be strict.", reference="42")
+def test_everything_before_the_response_is_shared() -> None:
+    first = ask("score", response="one", boundary="=== a ===", rubric="Be strict.", reference="42")
+    second = ask("score", response="two", boundary="=== b ===", rubric="Be strict.", reference="42")
     shared = first[: next(i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)]
     positions = [shared.index(part) for part in ("Be strict.", "Explain {x}", "42")]
     assert positions == sorted(positions)
@@ -149,9 +147,9 @@ def test_a_conversation_shows_its_roles() -> None:
 
 
 def test_which_template_a_configuration_means(tmp_path: Path) -> None:
-    assert template_names() == ["pair", "score", "score_expected", "score_rubric"]
+    assert template_names() == ["pair", "score", "score_rubric"]
     assert template_for(Judging()).name == "score"
-    assert template_for(Judging(scoring="expected")).name == "score_expected"
+    assert template_for(Judging(scoring="expected")).name == "score"
     name = own(tmp_path, "{{ response }}")
     assert template_for(Judging(prompt=name, scoring="expected"), tmp_path).render(response="x") == "x"
     assert template_for(Judging(prompt=str(tmp_path / name))).name == str(tmp_path / name)
@@ -203,7 +201,7 @@ def test_a_wrong_template_is_one_sentence(tmp_path: Path, source: str, line: int
 
 
 def test_a_missing_or_unreadable_template_names_the_others(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'scores'.*score, score_expected"):
+    with pytest.raises(ConfigError, match=r"'scores'.*pair, score"):
         load_template("scores", tmp_path)
     (tmp_path / "latin.j2").write_bytes(b"\xff\xfe{{ response }}")
     with pytest.raises(ConfigError, match=r"latin\.j2.*UTF-8"):
