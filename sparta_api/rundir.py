@@ -74,6 +74,7 @@ class RunDirectory:
         self.models = root / "models.json"
         self.instructions = root / "instructions.jsonl"
         self.heldout = root / "heldout.jsonl"
+        self.heldout_scores = root / "heldout_scores.jsonl"
         self.logs = root / "logs"
 
     def iteration(self, number: int) -> IterationFiles:
@@ -113,11 +114,21 @@ class RunDirectory:
                 raise DirectoryBusy(
                     f"{self.root}: process {owner} is working in this run directory; wait for it or stop it first"
                 ) from error
+            self._sweep()
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
-            yield
+            try:
+                yield
+            finally:
+                os.ftruncate(descriptor, 0)
         finally:
             os.close(descriptor)
+
+    def _sweep(self) -> None:
+        """Removes what a process left that was killed while it replaced a file."""
+        for pattern in (".*.tmp", "iteration_*/.*.tmp"):
+            for leftover in self.root.glob(pattern):
+                leftover.unlink()
 
     def read_json(self, path: Path) -> dict[str, Any]:
         """A whole JSON file; ConfigError when it is missing or damaged."""

@@ -53,7 +53,7 @@ def error(message: str, **rest: Any) -> dict[str, Any]:
         (b'{"choices":[{"message":{"content":"bad \\udc00 text"}}]}', "bad \ufffd text"),
         (b'{"choices":[{"message":{"content":"x"},"logprobs":{"content":[{"logprob":-Infinity}]}}]}', "x"),
         (b'data: : keepalive\n\ndata: {"choices":[{"delta":{"content":"ok"}}]}\n\ndata: [DONE]\n', "ok"),
-        (b'data: {"choices":[7,{"delta":{"content":"a"}}]}\ndata: {"choices":[{"delta":null,"finish_reason":"stop"}]}', "a"),
+        (b'data: {"choices":[7,{"delta":{"content":"a"}}]}\ndata: {"choices":[{"delta":5,"finish_reason":"x"}]}', "a"),
     ],
 )  # fmt: skip
 def test_what_the_model_says(body: Any, content: str) -> None:
