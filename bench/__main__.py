@@ -10,10 +10,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.stage import Row, facts, say, show
+from bench.autolimit import autolimit
+from bench.makespan import makespan
+from bench.size import size
+from bench.stage import Effort, Row, facts, say, show
 from bench.throughput import throughput
 
-BENCHES: dict[str, Callable[[Path, float], list[Row]]] = {"throughput": throughput}
+BENCHES: dict[str, Callable[[Path, Effort], list[Row]]] = {
+    "throughput": throughput,
+    "makespan": makespan,
+    "size": size,
+    "auto": autolimit,
+}
 
 
 def main() -> None:
@@ -21,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHES))
     parser.add_argument("--scale", type=float, default=1.0, help="below 1: fewer requests, for a first look")
+    parser.add_argument("--whole", action="store_true", help="size: play all 100,000 duels")
     parser.add_argument("--keep", type=Path, help="work in this directory and keep it")
     arguments = parser.parse_args()
     unknown = set(arguments.names) - set(BENCHES)
@@ -32,7 +41,7 @@ def main() -> None:
     try:
         for name, bench in BENCHES.items():
             if not arguments.names or name in arguments.names:
-                rows += bench(directory / name, arguments.scale)
+                rows += bench(directory / name, Effort(arguments.scale, arguments.whole))
     finally:
         if arguments.keep is None:
             shutil.rmtree(directory, ignore_errors=True)

@@ -29,6 +29,14 @@ BUSY = 1.5
 
 
 @dataclass(frozen=True)
+class Effort:
+    """How much to measure: `scale` below 1 is a first look, `whole` plays the largest run in full."""
+
+    scale: float = 1.0
+    whole: bool = False
+
+
+@dataclass(frozen=True)
 class Row:
     """One line of the table: `value` is compared with `target` in the direction of `better`."""
 
@@ -78,13 +86,23 @@ class Process:
         return Ended(self.popen.returncode, wall, usage.ru_utime + usage.ru_stime, peak, out, err)
 
 
-def start(command: Sequence[str | Path], directory: Path, core: int | None = CLIENT_CORE) -> Process:
+def start(
+    command: Sequence[str | Path],
+    directory: Path,
+    core: int | None = CLIENT_CORE,
+    env: Mapping[str, str] | None = None,
+) -> Process:
     """Starts a command from the repository's root, on one core unless that is None."""
     files = (directory / "stdout.txt", directory / "stderr.txt")
     with files[0].open("wb") as out, files[1].open("wb") as err:
         began = time.perf_counter()
         popen = subprocess.Popen(
-            [*_pinned(core), *map(str, command)], cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            [*_pinned(core), *map(str, command)],
+            cwd=REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, **(env or {})},
         )
     return Process(popen, files, began)
 
@@ -93,9 +111,14 @@ def _pinned(core: int | None) -> list[str]:
     return [] if core is None or len(CORES) == 1 else ["taskset", "--cpu-list", str(core)]
 
 
-def measured(command: Sequence[str | Path], directory: Path, core: int | None = CLIENT_CORE) -> Ended:
+def measured(
+    command: Sequence[str | Path],
+    directory: Path,
+    core: int | None = CLIENT_CORE,
+    env: Mapping[str, str] | None = None,
+) -> Ended:
     """Runs a command to its end; raises RuntimeError with its words when it fails."""
-    ended = start(command, directory, core).wait()
+    ended = start(command, directory, core, env).wait()
     if ended.code != 0:
         raise RuntimeError(f"{' '.join(map(str, command))} ended with {ended.code}: {ended.err[-2000:]}")
     return ended

@@ -18,7 +18,7 @@ import orjson
 
 from bench.clients import IN_FLIGHT
 from bench.peer import installed
-from bench.stage import Row, loopback, measured, say, sparta
+from bench.stage import Effort, Row, loopback, measured, say, sparta
 from tests.front_door import tribe
 
 MEMBERS = 6
@@ -67,10 +67,10 @@ def client(command: list[str], directory: Path, base_url: str, lines: Path, requ
     return Rate(requests / took["wall_s"], requests / took["cpu_s"])
 
 
-def throughput(directory: Path, scale: float = 1.0) -> list[Row]:
-    """The rows of the table; `scale` below 1 sends fewer requests."""
+def throughput(directory: Path, effort: Effort) -> list[Row]:
+    """The rows of the table; a scale below 1 sends fewer requests."""
     lines = bodies(directory / "bodies")
-    duels = max(SAMPLE_DUELS, int(REQUESTS * scale) // REQUESTS_PER_DUEL)
+    duels = max(SAMPLE_DUELS, int(REQUESTS * effort.scale) // REQUESTS_PER_DUEL)
     own = [sys.executable, "-m", "bench.clients"]
     runs: list[Rate] = []
     bares: list[Rate] = []
@@ -79,10 +79,11 @@ def throughput(directory: Path, scale: float = 1.0) -> list[Row]:
             bares.append(client([*own, "bare"], directory, server.base_url, lines, duels * REQUESTS_PER_DUEL))
             runs.append(whole_run(directory / "run", server.base_url, duels))
             say(
-                f"throughput {number + 1}/{ROUNDS}: bare {bares[-1].wall:,.0f}/s ({bares[-1].cpu:,.0f} per CPU second), "
+                f"throughput {number + 1}/{ROUNDS}: bare {bares[-1].wall:,.0f}/s "
+                f"({bares[-1].cpu:,.0f} per CPU second), "
                 f"run {runs[-1].wall:,.0f}/s ({runs[-1].cpu:,.0f})"
             )
-        slow = max(500, int(SLOW_REQUESTS * scale))
+        slow = max(500, int(SLOW_REQUESTS * effort.scale))
         others = {"openai SDK": client([*own, "openai"], directory, server.base_url, lines, slow)}
         peer = installed()
         if peer is not None:

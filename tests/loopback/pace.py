@@ -19,7 +19,7 @@ def latency_s(ask: Ask, in_flight: int, capacity: Capacity | None) -> float:
     if seconds and ask.settings.latency == "exponential":
         drawn = int.from_bytes(ask.draw(8)[4:], "little")
         seconds *= -math.log((drawn + 1) / (_DRAWS + 1))
-    if capacity is not None and in_flight > capacity.concurrent:
+    if capacity is not None and capacity.saturation is None and in_flight > capacity.concurrent:
         seconds *= in_flight / capacity.concurrent
     return seconds
 

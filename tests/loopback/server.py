@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from tests.loopback import delivery
 from tests.loopback.adapters import Registry, error_body
 from tests.loopback.answers import Ask, canonical, completion, prompt_tokens, role_of, text_of
+from tests.loopback.batch import Batch
 from tests.loopback.delivery import Exchange
 from tests.loopback.faults import Facts, Rules, headers_of
 from tests.loopback.pace import Account, latency_s
@@ -33,6 +34,7 @@ class Server:
         self.registry = Registry(scenario)
         self.connections: set[Connection] = set()
         self._rules = Rules(scenario)
+        self._batch = _batch(scenario)
         self._accounts: dict[str, Account] = {}
         self._next_id = 0
 
@@ -125,6 +127,8 @@ class Server:
             exchange.later(delay, lambda: delivery.with_fault(exchange, fault, answer))
         elif ask.body.get("stream"):
             exchange.later(delay, lambda: delivery.streamed(exchange, answer))
+        elif self._batch is not None:
+            self._batch.add(delay, lambda: exchange.reply(200, orjson.dumps(answer)))
         elif delay:
             exchange.later(delay, lambda: exchange.reply(200, orjson.dumps(answer)))
         else:
@@ -233,6 +237,13 @@ class Server:
             self._rules = Rules(self.scenario)
         if "rate_limit" in changes:
             self._accounts.clear()
+        if "capacity" in changes:
+            self._batch = _batch(self.scenario)
+
+
+def _batch(scenario: Scenario) -> Batch | None:
+    capacity = scenario.capacity
+    return Batch(capacity.concurrent, capacity.saturation) if capacity and capacity.saturation else None
 
 
 def _mapping(raw: bytes) -> dict[str, Any] | None:
