@@ -43,17 +43,29 @@ class Score:
     criteria: list[dict[str, float]] | None = None
 
 
-class Bench:
+class Orders:
+    """Which responses a judge's questions show."""
+
+    def __init__(self, judging: Judging) -> None:
+        self._pairwise = judging.mode == "pairwise"
+
+    def shows(self, fighters: tuple[str, str]) -> tuple[Shown, Shown]:
+        """What a judge is shown in a duel: each response by itself, or both in both orders."""
+        a, b = fighters
+        return ((a, b), (b, a)) if self._pairwise else ((a,), (b,))
+
+
+class Bench(Orders):
     """The judges' side of a run: the prompt, the request fields, and reading scores."""
 
     def __init__(self, config: TribeConfig, iteration: int) -> None:
         judging = config.judging
+        super().__init__(judging)
         self._judging = judging
         self._seed = config.seed
         self._iteration = iteration
         self._template: Template = template_for(judging)
         self._expected = judging.scoring == "expected"
-        self._pairwise = judging.mode == "pairwise"
         self._sheet = _Sheet(judging) if judging.rubric else None
         self._rubric = "\n".join(f"- {c.name}: {c.description}" for c in judging.rubric) or None
         keys = self._sheet.keys if self._sheet else PAIR if self._pairwise else ("score",)
@@ -66,11 +78,6 @@ class Bench:
             first["response_format"] = score_format(scale, keys)
         self._fields = first
         self._reask = {**first, "temperature": max(judging.temperature, REASK_TEMPERATURE)}
-
-    def shows(self, fighters: tuple[str, str]) -> tuple[Shown, Shown]:
-        """What a judge is shown in a duel: each response by itself, or both in both orders."""
-        a, b = fighters
-        return ((a, b), (b, a)) if self._pairwise else ((a,), (b,))
 
     def messages(
         self,

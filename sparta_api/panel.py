@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sparta_api.config import TribeConfig
 from sparta_api.faults import Kind
-from sparta_api.judging import Bench, Message, Shown
+from sparta_api.judging import Bench, Message, Orders, Shown
 from sparta_api.matchmaking import Matchup
 from sparta_api.questions import MemberDown, Owed, Question, Reply, Spent, Unanswered
 from sparta_api.reputation import TIE, panel_scores
@@ -36,9 +36,9 @@ class Ask(NamedTuple):
 class Panel:
     """The rules of one iteration's panels. `weights` are those of judges and verifiers, used where they are fixed."""
 
-    def __init__(self, config: TribeConfig, bench: Bench, weights: Mapping[str, float]) -> None:
+    def __init__(self, config: TribeConfig, orders: Orders, weights: Mapping[str, float]) -> None:
         judging = config.judging
-        self._shows = bench.shows
+        self._shows = orders.shows
         self._rounds = range(judging.rounds)
         self._verifiers = tuple(judging.verifiers)
         self._pairwise = judging.mode == "pairwise"

@@ -23,7 +23,7 @@ from sparta_api.config_diff import changed_keys
 from sparta_api.config_file import LoadedTribe, dump_tribe, load_tribe
 from sparta_api.errors import ConfigError
 from sparta_api.journal import read_lines, write_atomic, write_lines
-from sparta_api.judging import Bench
+from sparta_api.judging import Orders
 from sparta_api.outcome import count_lines, first_reputation, next_reputation, standings
 from sparta_api.panel import Panel
 from sparta_api.played import PlayedDuel, iterations, played
@@ -140,7 +140,7 @@ def _verdicts(
     """The rows of duels.jsonl as they come out now; folds them into the reputation on the way."""
     judges = [*reputation.reputations, *config.judging.verifiers]
     weights = dict(zip(judges, reputation.weights(judges), strict=True))
-    panel = Panel(config, Bench(config, files.number), weights)
+    panel = Panel(config, Orders(config.judging), weights)
     for duel in played(files):
         row = verdict_row(reputation, outcome_again(panel, duel))
         compared.count(duel.row, row)

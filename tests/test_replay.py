@@ -50,7 +50,14 @@ def same(one: Path, other: Path, iterations: int = 1) -> bool:
 
 @pytest.fixture(scope="module")
 def plain(server: LoopbackProcess, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    return play(server, tmp_path_factory.mktemp("plain"))
+    """A run whose prompt template and configuration are gone."""
+    directory = tmp_path_factory.mktemp("plain")
+    template = directory / "mine.j2"
+    shutil.copy(REPOSITORY / "prompts" / "score.j2", template)
+    run = play(server, directory, judging={"prompt": "mine.j2"})
+    template.unlink()
+    (directory / "tribe.yaml").unlink()
+    return run
 
 
 def test_a_replay_without_changes_is_the_run(tmp_path: Path) -> None:
