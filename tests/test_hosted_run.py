@@ -64,6 +64,7 @@ def undisturbed(hosted: tuple[str, EmulatorProcess], tmp_path_factory: pytest.Te
     assert ended.code == 0, ended.err
     seen = service.look()
     assert sorted(keys(seen).values()) == [1] * MEMBERS * 2
+    assert not seen.get("deployments"), "the end of the run takes them down"
     models = json.loads((directory / "models.json").read_text())["members"]
     for member in models.values():
         first, second = member["history"]
@@ -152,3 +153,5 @@ def test_a_trainer_that_cannot_continue_the_models_says_so(hosted: tuple[str, Em
     ended = sparta("resume", directory, "--set", f"training.trainer={other}", env=env(service))
     assert ended.code in (2, 3)
     assert "cannot continue" in ended.err, ended.err
+    assert sparta("cleanup", directory, env=env(service)).code == 0
+    assert not service.look().get("deployments")
