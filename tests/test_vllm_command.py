@@ -158,7 +158,8 @@ resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 lea
         ),
         (
             "Traceback (most recent call last):\n  File 'a'\n"
-            "pydantic_core.ValidationError: 1 validation error for Model\n  Value error, no such directory\nPlease verify\n",
+            "pydantic_core.ValidationError: 1 validation error for Model\n"
+            "  Value error, no such directory\nPlease verify\n",
             "Value error, no such directory",
         ),
         ("\x1b[31mllama: failed to open the file\x1b[0m\nshutting down\n", "llama: failed to open the file"),
