@@ -14,6 +14,7 @@ from typing import Any
 from sparta_api.accounts import Turn
 from sparta_api.client import Client
 from sparta_api.config import TribeConfig
+from sparta_api.duel_rows import OpenDuel, Outcome, judgment_row, response_row, usage_json
 from sparta_api.errors import DiskError, EndpointError, SpartaError
 from sparta_api.judging import Bench, Message
 from sparta_api.matchmaking import Matchup
@@ -22,7 +23,7 @@ from sparta_api.preferences import with_system
 from sparta_api.progress import Progress
 from sparta_api.questions import MemberDown, Owed, Question, Reply, Spent, Unanswered
 from sparta_api.seats import Seat
-from sparta_api.standing import OpenDuel, Outcome, Standing, usage_json
+from sparta_api.standing import Standing
 from sparta_api.verifiers import Verifier
 
 OPEN_AT_LEAST = 256
@@ -171,7 +172,7 @@ class Engine:
             duel.errors[fighter] = "benched"
         else:
             duel.texts[fighter] = reply.answer.content
-            self._standing.response(row | _response(seat, reply))
+            self._standing.response(row | response_row(seat.model, reply))
         self._settled(matchup, duel)
 
     async def _ask(self, seat: Seat, question: Question) -> Reply:
@@ -254,7 +255,7 @@ class Engine:
                     return
             if result is not None:
                 cost = {"model": seat.model, "usage": usage_json(spent), "attempts": spent.attempts}
-                self._standing.judgment(_judgment(matchup.duel, ask, result) | cost)
+                self._standing.judgment(judgment_row(matchup.duel, *ask, result) | cost)
         self._answered(matchup, duel)
 
     async def _verify(
@@ -267,7 +268,7 @@ class Engine:
         if finding.reason is not None:
             result |= {"reason": finding.reason, "detail": finding.detail}
         cost = {"model": None, "usage": usage_json(Spent()), "attempts": 0}
-        self._standing.judgment(_judgment(matchup.duel, ask, result) | cost)
+        self._standing.judgment(judgment_row(matchup.duel, *ask, result) | cost)
         self._answered(matchup, duel)
 
     def _answered(self, matchup: Matchup, duel: OpenDuel) -> None:
@@ -297,28 +298,6 @@ class Engine:
         progress.duels_done = standing.folded
         self._in_play -= 1
         self._fill()
-
-
-def _response(seat: Seat, reply: Reply) -> dict[str, Any]:
-    return {
-        "model": seat.model,
-        "content": reply.answer.content,
-        "finish_reason": reply.answer.finish_reason,
-        "usage": usage_json(reply.spent),
-        "latency_s": round(reply.latency_s, 3),
-        "attempts": reply.spent.attempts,
-    }
-
-
-def _judgment(duel: int, ask: Ask, result: dict[str, Any]) -> dict[str, Any]:
-    """The beginning of a row of judgments.jsonl, up to what the answer cost."""
-    row: dict[str, Any] = {"duel": duel, "judge": ask.judge}
-    values = result["values"]
-    if len(ask.shown) == 1:
-        row |= {"fighter": ask.shown[0], "round": ask.round, "score": None if values is None else values[0]}
-    else:
-        row |= {"fighter": None, "round": ask.round, "order": list(ask.shown), "scores": values}
-    return row | {key: value for key, value in result.items() if key != "values"}
 
 
 def owed_sentence(engine: Engine, owed: int) -> SpartaError:

@@ -11,13 +11,13 @@ from math import fsum
 from typing import Any, NamedTuple
 
 from sparta_api.config import TribeConfig
+from sparta_api.duel_rows import OpenDuel, Outcome
 from sparta_api.faults import Kind
 from sparta_api.judging import Bench, Message, Orders, Shown
 from sparta_api.matchmaking import Matchup
 from sparta_api.questions import MemberDown, Owed, Question, Reply, Spent, Unanswered
 from sparta_api.reputation import TIE, panel_scores
 from sparta_api.seats import Seat
-from sparta_api.standing import OpenDuel, Outcome
 
 ROUNDING = 1e-9
 """Points that a decision before the last judge keeps away from a tie, more than sums can be off."""

@@ -21,6 +21,7 @@ from rich.text import Text
 from sparta_api.config import TribeConfig
 from sparta_api.config_diff import changed_keys
 from sparta_api.config_file import LoadedTribe, dump_tribe, load_tribe
+from sparta_api.duel_rows import OpenDuel, Outcome, take_judgment, verdict_row
 from sparta_api.errors import ConfigError
 from sparta_api.journal import read_lines, write_atomic, write_lines
 from sparta_api.judging import Orders
@@ -31,7 +32,6 @@ from sparta_api.preferences import PairCounts, build
 from sparta_api.reputation import Reputation
 from sparta_api.rundir import IterationFiles, RunDirectory
 from sparta_api.session import InstructionStore
-from sparta_api.standing import OpenDuel, Outcome, take_judgment, verdict_row
 from sparta_api.terminal import clean, safe
 
 

@@ -22,7 +22,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as --max-lora-rank."""
 UNKNOWN_RANK = 64
 """Room for adapters whose rank is not known yet: those of a user's own training command, those on the hub."""
-CPU_KV_CACHE = "2G"
+CPU_KV_CACHE = "1G"
 ENTRY = "vllm.entrypoints.openai.api_server"
 
 
@@ -165,7 +165,7 @@ def environment(server: Server, needs: LoraNeeds) -> dict[str, str]:
         added["SPARTA_DENSE_LORA"] = "1"
     elif server.during_training == "sleep":
         added["VLLM_SERVER_DEV_MODE"] = "1"
-    return added | visible_gpus(server.gpus) | server.env
+    return {**added, **visible_gpus(server.gpus), **server.env}
 
 
 def visible_gpus(gpus: Sequence[int] | None) -> Mapping[str, str]:

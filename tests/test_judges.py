@@ -12,6 +12,7 @@ import pytest
 
 from sparta_api.config_file import load_tribe
 from sparta_api.diagnosis import Association, Average, Concordance
+from sparta_api.duel_rows import Outcome, verdict_row
 from sparta_api.journal import write_lines
 from sparta_api.judges import Diagnosis, diagnose
 from sparta_api.likeness import family, similarity, sketch
@@ -19,7 +20,6 @@ from sparta_api.matchmaking import Matchup
 from sparta_api.outcome import first_reputation
 from sparta_api.rundir import RunDirectory
 from sparta_api.session import create
-from sparta_api.standing import Outcome, verdict_row
 from sparta_api.truth import is_right
 from tests.front_door import Ended, sparta, tribe
 from tests.loopback import start_loopback

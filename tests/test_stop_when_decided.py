@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sparta_api.config import TribeConfig
+from sparta_api.duel_rows import OpenDuel, Outcome
 from sparta_api.judging import Bench
 from sparta_api.matchmaking import Matchup
 from sparta_api.outcome import first_reputation
 from sparta_api.panel import Panel
-from sparta_api.standing import OpenDuel, Outcome
 from tests.front_door import kill, results, rows, sparta, started, tribe
 from tests.loopback.process import LoopbackProcess
 from tests.test_pairwise import _until_lines

@@ -22,7 +22,9 @@ MEMBERS = ("m0", "m1", "m2")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackProcess]:
-    with start_loopback({"models": {f"model-{n}": {} for n in range(len(MEMBERS))}}, tmp_path_factory.mktemp("loopback")) as loopback:
+    with start_loopback(
+        {"models": {f"model-{n}": {} for n in range(len(MEMBERS))}}, tmp_path_factory.mktemp("loopback")
+    ) as loopback:
         yield loopback
 
 
