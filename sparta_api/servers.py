@@ -78,6 +78,8 @@ class ServerManager:
         for name, server in self._config.servers.items():
             if server.backend == "vllm":
                 vllm_command.require_vllm(f"servers.{name}")
+                if self._needs[name].adapters and vllm_command.on_cpu():
+                    vllm_command.require_dense_lora(f"servers.{name}")
                 for warning in vllm_command.refuse_too_small(server, self._needs[name], f"servers.{name}"):
                     self._notice(warning)
                 if server.during_training == "sleep" and vllm_command.on_cpu():

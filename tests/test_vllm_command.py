@@ -89,12 +89,24 @@ def test_a_cpu_gets_a_bounded_cache_and_the_faster_adapters(tmp_path: Path, on_c
     assert "--kv-cache-memory-bytes" not in command
 
 
+def test_on_a_cpu_the_plugin_is_required_and_always_chosen(
+    tmp_path: Path, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_command, "require_vllm", lambda place: None)
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    assert vllm_start(vllm_tribe(tmp_path, {}))[1]["VLLM_PLUGINS"] == "other,sparta-dense-lora"
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    with pytest.raises(ConfigError, match=r"servers\.local: .*sparta-dense-lora.*pip install"):
+        ServerManager(vllm_tribe(tmp_path, {}), tmp_path).preflight()
+
+
 def test_sleeping_is_for_gpus(tmp_path: Path, on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     config = vllm_tribe(tmp_path, {"during_training": "sleep"})
     command, env = vllm_start(config)
     assert "--enable-sleep-mode" in command and env["VLLM_SERVER_DEV_MODE"] == "1"
     monkeypatch.setattr(vllm_command, "on_cpu", lambda: True)
     monkeypatch.setattr(vllm_command, "require_vllm", lambda place: None)
+    monkeypatch.setattr(vllm_command, "require_dense_lora", lambda place: None)
     command, env = vllm_start(config)
     assert "--enable-sleep-mode" not in command and "VLLM_SERVER_DEV_MODE" not in env
     notices: list[str] = []
