@@ -21,6 +21,8 @@ REPLICA_PATIENCE = 3
 OUTPUT_GUESS = 1024
 """Tokens that an answer may have where no max_tokens bounds it."""
 
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
 Message = dict[str, Any]
 
 
@@ -38,8 +40,10 @@ class Replica:
 
 
 def _proxy(url: str) -> str | None:
+    """The proxy that the environment names for a URL; this machine itself is never asked through one."""
     parts = urlsplit(url)
-    if urllib.request.proxy_bypass(parts.hostname or ""):
+    host = parts.hostname or ""
+    if host in LOOPBACK or urllib.request.proxy_bypass(host):
         return None
     return urllib.request.getproxies().get(parts.scheme)
 
