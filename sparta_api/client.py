@@ -8,6 +8,7 @@ The hot path speaks HTTP through aiohttp: docs/architecture.md gives the measure
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from sparta_api.config import Member
 from sparta_api.errors import EndpointError
 from sparta_api.faults import Fault, Kind, one_line
 from sparta_api.progress import Usage
-from sparta_api.questions import Question, Reply, Spent, verdict
+from sparta_api.questions import MemberDown, Question, Reply, Spent, verdict
 from sparta_api.seats import Replica, Seat
 from sparta_api.wire import Answer, estimate_tokens, read
 
@@ -28,7 +29,7 @@ BACKOFF_LIMIT_S = 30.0
 LOADING_POLL_S = 3.0
 CONNECT_S = 15.0
 """A connection that has not come about by then does not come."""
-UNREACHABLE_S = 25.0
+UNREACHABLE_S = 15.0
 """How long an endpoint that was never there is waited for, whatever max_attempts says."""
 _LIMIT_HEADERS = ("x-ratelimit-remaining-requests", "x-ratelimit-remaining-tokens", "x-ratelimit-remaining")
 
@@ -65,7 +66,10 @@ class Client:
                     raise
                 reply = await self._again(seat, question, spent, fault)
         except Fault as fault:
-            raise verdict(seat, fault, spent, started) from None
+            error = verdict(seat, fault, spent, started)
+            if isinstance(error, MemberDown):
+                self._budget.lose(spent.attempts, spent.usage, spent.cost_usd)
+            raise error from None
         except BaseException:
             self._budget.lose(spent.attempts, spent.usage, spent.cost_usd)
             raise
@@ -277,7 +281,10 @@ def _transport(error: Exception, replica: Replica, seat: Seat) -> Fault:
         )
         return Fault(Kind.FATAL, text)
     if isinstance(error, aiohttp.ClientConnectorError):
-        reason = one_line(error.os_error.strerror or str(error.os_error))
+        number = error.os_error.errno
+        reason = (
+            os.strerror(number) if number and number > 0 else one_line(error.os_error.strerror or str(error.os_error))
+        )
         return Fault(Kind.UNREACHABLE, f"cannot connect to {replica.base_url} ({reason})")
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return Fault(Kind.UNREACHABLE, f"cannot connect to {replica.base_url} within {CONNECT_S:g} s")

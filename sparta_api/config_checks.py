@@ -156,7 +156,7 @@ def _wrong_url(text: str) -> str | None:
         _ = url.port
     except ValueError:
         return "this is no URL; write it as http://HOST:PORT/v1"
-    if "@" in url.netloc:
+    if "@" in text:
         return "a URL holds no user name or password; give the key by api_key_env"
     if url.scheme.lower() not in _PORTS or not url.hostname:
         return "a base URL starts with http:// or https:// and names a host"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from sparta_api.accounts import Turn
@@ -30,6 +31,15 @@ OPEN_AT_LEAST = 256
 OPEN_PER_SLOT = 8
 DRAIN_S = 20.0
 SYNC_EVERY_S = 2.0
+
+
+@dataclass(slots=True)
+class Owing:
+    """A duel that is owed: the members whose requests failed, and how the first of them did."""
+
+    matchup: Matchup
+    reason: str
+    members: set[str] = field(default_factory=set)
 
 
 class Engine:
@@ -74,8 +84,7 @@ class Engine:
         self._ended = asyncio.Event()
         self._failure: BaseException | None = None
         self._grace = DRAIN_S
-        self.owed: list[str] = []
-        """Why duels are owed, one sentence per request that failed."""
+        self._owing: dict[int, Owing] = {}
 
     async def play(self, matchups: Iterator[Matchup]) -> int:
         """Asks everything that the journals do not hold yet and folds what is complete.
@@ -89,6 +98,8 @@ class Engine:
         syncing = asyncio.create_task(self._sync())
         try:
             await self._ended.wait()
+            while self._failure is None and self._reopen():
+                await self._ended.wait()
             if self._failure is not None:
                 await asyncio.gather(*(account.drain(self._grace) for account in self._accounts))
                 await asyncio.gather(*(account.close() for account in self._accounts))
@@ -97,6 +108,11 @@ class Engine:
             syncing.cancel()
             self._standing.close()
         return sum(outcome is None for outcome in self._outcomes.values())
+
+    @property
+    def owed(self) -> list[str]:
+        """Why duels are owed, one sentence for each."""
+        return [owing.reason for owing in self._owing.values()]
 
     def stop(self, reason: BaseException, grace: float = DRAIN_S) -> bool:
         """Ends the play: nothing new is sent, what is in flight may arrive within `grace` seconds.
@@ -163,7 +179,7 @@ class Engine:
             spent = {"usage": usage_json(error.spent), "attempts": error.spent.attempts}
             self._standing.response(row | {"error": error.reason, "detail": error.detail} | spent)
         except Owed as error:
-            self._owe(matchup, duel, error)
+            self._owe(matchup, duel, fighter, error)
             spent = {"usage": usage_json(error.spent), "attempts": error.spent.attempts}
             self._standing.response(row | {"error": str(error), "owed": True} | spent)
         except MemberDown as error:
@@ -183,9 +199,25 @@ class Engine:
         finally:
             in_flight[seat.name] -= 1
 
-    def _owe(self, matchup: Matchup, duel: OpenDuel, error: Owed) -> None:
+    def _owe(self, matchup: Matchup, duel: OpenDuel, member: str, error: Owed) -> None:
         duel.owed = True
-        self.owed.append(f"duel {matchup.duel}: {error}")
+        owing = self._owing.setdefault(matchup.duel, Owing(matchup, f"duel {matchup.duel}: {error}"))
+        owing.members.add(member)
+
+    def _reopen(self) -> bool:
+        """Takes up duels again that only members owe which were benched since. Returns whether there are any."""
+        benched = self._standing.benched.keys()
+        settled = [owing for owing in self._owing.values() if owing.members <= benched]
+        if settled:
+            self._ended.clear()
+        for owing in settled:
+            del self._owing[owing.matchup.duel], self._outcomes[owing.matchup.duel]
+            self._progress.owed -= 1
+            self._standing.opened(owing.matchup.duel).owed = False
+        self._in_play += len(settled)
+        for owing in settled:
+            self._open(owing.matchup)
+        return bool(settled)
 
     def _down(self, error: MemberDown) -> bool:
         """A member failed for good: benches it, or ends the play. Returns whether the play goes on."""
@@ -248,7 +280,7 @@ class Engine:
                 result = await ask_judge(self._ask, self._bench, self._max_attempts, seat, messages, spent)
                 duel.scores[ask.judge, ask.shown, ask.round] = result["values"]
             except Owed as error:
-                self._owe(matchup, duel, error)
+                self._owe(matchup, duel, ask.judge, error)
                 result = {"values": None, "error": str(error), "owed": True}
             except MemberDown as error:
                 if not self._down(error):

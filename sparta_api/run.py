@@ -71,7 +71,8 @@ class Run:
             self._session.save(state="running")
             await self._prepare()
             await self._iterations(rounds)
-            self._session.save(state="done", phase="done")
+            self._show_figures()
+            self._session.save(state="done", phase="done", lost=self._budget.lost)
             self._progress.enter("done")
         except asyncio.CancelledError:
             if self._stopped is None:
@@ -79,7 +80,6 @@ class Run:
             raise self._stopped from None
         finally:
             figures.cancel()
-            self._show_figures()
             await self._close()
 
     def interrupt(self, signum: int) -> None:
@@ -180,6 +180,7 @@ class Run:
         return standing.reputation
 
     def _enter(self, phase: str) -> None:
+        self._show_figures()
         self._progress.enter(phase)
         self._session.save(phase=phase)
 
