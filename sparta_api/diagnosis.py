@@ -151,6 +151,8 @@ class JudgeFigures:
     first: Average = field(default_factory=Average)
     """Points for the response shown first beyond the one shown second."""
     mass: Average = field(default_factory=Average)
+    from_text: int | None = None
+    """Scores read from the replies' text where expected ones were wanted; None where they were not."""
     truth: Average = field(default_factory=Average)
     """1 for siding with the only right response, 0 for the other, one half for a tie."""
     decisive: int = 0

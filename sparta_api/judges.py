@@ -95,6 +95,7 @@ class Diagnosis:
             "own_likeness": one.likeness.correlation,
             "own_likeness_duels": one.likeness.n,
             "label_mass": one.mass.mean,
+            "read_from_text": one.from_text,
             "judgments": calls,
             "tokens_per_judgment": one.tokens / calls if calls else None,
             "cost_usd": one.cost_usd,
@@ -175,6 +176,10 @@ class _Reader:
         one.judgments += 1
         if judgment.get("mass") is not None:
             one.mass.add(judgment["mass"])
+        expected = self._config.judging.scoring == "expected" and name in self.found.families
+        if expected and judgment["score"] is not None:
+            unusable = (judgment.get("mass") or 0.0) < self._config.judging.min_label_mass
+            one.from_text = (one.from_text or 0) + unusable
         if judgment["fighter"] is None and judgment["scores"] is not None:
             first, second = judgment["scores"]
             one.first.add(first - second)

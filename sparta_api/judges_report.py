@@ -89,6 +89,7 @@ _WORK: tuple[tuple[str, _Cell], ...] = (
     ("tokens each", lambda one: _number(one.tokens / one.judgments, 0) if one.judgments else ""),
     ("USD each", _cost),
     ("label mass", lambda one: _number(one.mass.mean)),
+    ("from text", lambda one: "" if one.from_text is None else count(one.from_text)),
 )
 
 

@@ -131,6 +131,21 @@ class Bench(Orders):
         text = parse_label(answer.content, scale, answer.finish_reason)
         return Score(_one(text), expected.mass if expected else None)
 
+    def doubt(self, answer: Answer) -> str | None:
+        """Why an answer's score is read from its text and not from its probabilities; None where it is not."""
+        if not self._expected:
+            return None
+        expected = expected_score(answer.logprobs, self._judging.scale)
+        if not answer.logprobs:
+            why = "the endpoint returns no log-probabilities"
+        elif expected is None or expected.mass < self._judging.min_label_mass:
+            share = expected.mass if expected else 0.0
+            least = self._judging.min_label_mass
+            why = f"{share:.1%} of the probability lies on score labels, min_label_mass is {least:.0%}"
+        else:
+            return None
+        return f"judging.scoring: expected has no effect: {why}, so scores are whole numbers from the replies' text"
+
 
 def _one(value: float | None) -> tuple[float] | None:
     return None if value is None else (value,)

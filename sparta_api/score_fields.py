@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from sparta_api.score_objects import Object, Token, Value, find_objects
@@ -16,6 +16,8 @@ from sparta_api.score_prose import number_in, states_other_scale
 from sparta_api.score_text import (
     MASK,
     belongs_to_response,
+    code_starts,
+    is_attributed,
     mask_quotations,
     mask_quotes,
     plain_signs,
@@ -92,9 +94,9 @@ class _Sheet:
         masked = mask_quotations(blanked)
         if states_other_scale(masked, self.scale[1]):
             return None
-        quotes = mask_quotes(blanked)
+        quotes, code_start = mask_quotes(blanked), code_starts(blanked)
         for span in spans:
-            if self._is_quoted(blanked, quotes, span.start, span.end):
+            if self._is_quoted(blanked, quotes, code_start, span.start, span.end):
                 continue
             if self._take(span.object, 0) and not _OWN_PLACE.search(blanked[max(0, span.start - 80) : span.start]):
                 return None
@@ -117,11 +119,14 @@ class _Sheet:
             scores[key] = values[0]
         return scores
 
-    def _is_quoted(self, blanked: str, quotes: str, start: int, end: int) -> bool:
+    def _is_quoted(
+        self, blanked: str, quotes: str, code_start: Callable[[int], int | None], start: int, end: int
+    ) -> bool:
         line = blanked[max(0, start - 80) : start].rpartition("\n")[2]
         if line.lstrip().startswith(">") or (start and quotes[start - 1] == MASK != blanked[start - 1]):
             return True
-        return belongs_to_response(blanked, start, end)
+        block = code_start(start)
+        return belongs_to_response(blanked, start, end) or (block is not None and is_attributed(blanked, block))
 
     def _take(self, found: Object, depth: int) -> bool:
         """Notes the scores that an object states; returns whether it states any."""

@@ -7,6 +7,8 @@ can still be seen in its surroundings.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections.abc import Callable
 
 MASK = "\ufffc"
 """Stands for each character of a quotation, a code block or an object."""
@@ -44,8 +46,9 @@ _QUOTED_NUMBER = re.compile(
     r"(?P<before>(?:^|[:=(]|\bis)\s{0,3})(?P<mark>[`\"']{1,3})(?P<inner>[0-9][0-9., /]{0,12})(?P=mark)"
 )
 _FENCE = re.compile(r"^[ \t]{0,3}(?:```+|~~~+)[^\n`]*$", re.MULTILINE)
+_CLOSED_CODE = re.compile(r"(?<!`)`++[^`]++`++")
 _BLOCKQUOTE = re.compile(r"^[ \t]{0,3}>.*$", re.MULTILINE)
-_INLINE_CODE = re.compile(r"(`+)[^`]+(?:\1|\Z)")
+_INLINE_CODE = re.compile(r"(?<!`)`++[^`]++(?:`++|\Z)")
 _BRACKET_QUOTES = re.compile(r"«[^»]*(?:»|\Z)|「[^」]*(?:」|\Z)|『[^』]*(?:』|\Z)|《[^》]*(?:》|\Z)")
 _QUOTES = re.compile(r"\"|(?<![\w\ufffc])'(?=[\w{\[<])|(?<=[\w.!?}\])>])'(?!\w)")
 _OPENS_AFTER = re.compile(r"[\s(\[{:;,=/>\u2013\u2014\ufffc-]")
@@ -141,6 +144,26 @@ def _mask_fences(text: str) -> str:
     return "".join(parts) + text[position:]
 
 
+def code_starts(text: str) -> Callable[[int], int | None]:
+    """A function that tells where the code block or inline code around a position starts, or None outside of any."""
+    if "`" not in text and "~~~" not in text:
+        return lambda position: None
+    fences = list(_FENCE.finditer(text))
+    spans = [
+        (opening.start(), closing.end() if closing else len(text))
+        for opening, closing in zip(fences[::2], [*fences[1::2], None], strict=False)
+    ]
+    outside = _mask_fences(text)
+    spans = sorted(spans + [match.span() for match in _CLOSED_CODE.finditer(outside)])
+    starts = [start for start, _ in spans]
+
+    def start_of(position: int) -> int | None:
+        place = bisect_right(starts, position) - 1
+        return starts[place] if place >= 0 and position < spans[place][1] else None
+
+    return start_of
+
+
 def mask_quotes(text: str) -> str:
     """Text between paired quotation marks; one that is never closed masks the rest."""
     parts: list[str] = []
@@ -162,9 +185,14 @@ def mask_quotes(text: str) -> str:
 
 def belongs_to_response(text: str, start: int, end: int) -> bool:
     """Whether the words around text[start:end] say that it stands in the response that is judged."""
-    lead = _SENTENCE_START.split(text[max(0, start - 240) : start])[-1]
-    attributed = _ATTRIBUTED.search(lead)
-    if attributed and not _VERDICT_CUE.search(lead, attributed.end()):
+    if is_attributed(text, start):
         return True
     line_end = text.find("\n", end)
     return _DISOWNED.match(text[end : min(end + 60, line_end if line_end >= 0 else len(text))]) is not None
+
+
+def is_attributed(text: str, start: int) -> bool:
+    """Whether the sentence that leads up to text[start] speaks of what the response says."""
+    lead = _SENTENCE_START.split(text[max(0, start - 240) : start])[-1]
+    attributed = _ATTRIBUTED.search(lead)
+    return attributed is not None and not _VERDICT_CUE.search(lead, attributed.end())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 from sparta_api.score_objects import Object, Token, Value, find_objects
@@ -16,6 +17,8 @@ from sparta_api.score_prose import Prose, number_in, states_other_scale
 from sparta_api.score_text import (
     MASK,
     belongs_to_response,
+    code_starts,
+    is_attributed,
     mask_quotations,
     mask_quotes,
     plain_signs,
@@ -90,7 +93,7 @@ class _Reading:
         if len(spans) == 1 and spans[0].start == 0 and not self.text[spans[0].end :].strip():
             return _agreed(self._of_object(spans[0].object))
         blanked = self._blank([(span.start, span.end) for span in spans])
-        quotes = mask_quotes(blanked)
+        quotes, code_start = mask_quotes(blanked), code_starts(blanked)
         masked = mask_quotations(blanked)
         if states_other_scale(masked, self.scale[1]):
             return None
@@ -98,7 +101,7 @@ class _Reading:
         unclear: list[float] = []
         for span in spans:
             values = self._of_object(span.object)
-            if not values or self._is_quoted(blanked, quotes, span.start, span.end):
+            if not values or self._is_quoted(blanked, quotes, code_start, span.start, span.end):
                 continue
             if _AFTER_OBJECT.match(self.text, span.end):
                 structured.append(math.nan)
@@ -119,12 +122,15 @@ class _Reading:
             position = end
         return "".join(parts) + self.text[position:]
 
-    def _is_quoted(self, blanked: str, quotes: str, start: int, end: int) -> bool:
+    def _is_quoted(
+        self, blanked: str, quotes: str, code_start: Callable[[int], int | None], start: int, end: int
+    ) -> bool:
         """Whether an object is the response's and not the judge's: in quotation marks or attributed to it."""
         line = blanked[max(0, start - 80) : start].rpartition("\n")[2]
         if line.lstrip().startswith(">") or (start and quotes[start - 1] == MASK != blanked[start - 1]):
             return True
-        return belongs_to_response(blanked, start, end)
+        block = code_start(start)
+        return belongs_to_response(blanked, start, end) or (block is not None and is_attributed(blanked, block))
 
     def _loose_fields(self, blanked: str) -> list[float]:
         """`"score": 7}` without an opening brace counts at the start of a reply and forbids a verdict elsewhere."""

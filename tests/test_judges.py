@@ -29,7 +29,7 @@ KEYS = {
     "name", "kind", "family", "weight", "duels", "abstained", "abstention_share", "tau", "pairwise_accuracy",
     "mean_score", "offset", "spread", "length_correlation", "length_excess", "flip_rate", "first_place_points",
     "family_favour", "family_favour_error", "family_duels", "own_likeness", "own_likeness_duels", "label_mass",
-    "judgments", "tokens_per_judgment", "cost_usd", "cost_per_judgment_usd", "decisive", "reversing", "alone",
+    "read_from_text", "judgments", "tokens_per_judgment", "cost_usd", "cost_per_judgment_usd", "decisive", "reversing", "alone",
     "truth_accuracy", "truth_duels",
 }  # fmt: skip
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparta_api.score_fields import parse_fields, parse_pair
+from sparta_api.score_fields import PAIR, parse_fields, parse_pair
+from sparta_api.scores import LONGEST_VERDICT
 from tests.front_door import kill, results, rows, sparta, started, tribe
 from tests.loopback.process import LoopbackProcess
 
@@ -185,31 +186,64 @@ def test_a_number_that_may_be_cut_is_none() -> None:
 
 PIECES = st.sampled_from(
     [
-        '{"score_a": ',
-        '"score_b": ',
-        "7",
-        "10}",
-        ", ",
-        "Score A: ",
-        "Response B = ",
-        "\n",
-        '"',
-        "<think>",
-        "</think>",
-        "{",
-        "}",
-        "```",
-        "8/10",
-        ">",
-        "٣",
-        "-",
+        '{"score_a": ', '"score_b": ', '{"score_a": 7, "score_b": 3}', "7", "10}", "11", "1e400", "-1", ", ",
+        "Score A: ", "Response B = ", "clear text: ", "a: ", "\n", '"', "'", "<think>", "</think>", "{", "}", "[", "]",
+        "```", "```json\n", "~~~", "`", "8/10", "/100", ">", "> ", "٣", "-", ".", "|", "**", "\\", "\x00", "\ud800",
+        "The response says ", "I give it ", "评分：",
     ]
+)  # fmt: skip
+KEYS = ("score_a", "clear text")
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    st.lists(PIECES | st.text(max_size=6), max_size=30).map("".join),
+    st.sampled_from([(1, 10), (0, 1), (-2, 2), (0, 9), (1, 100)]),
+    st.sampled_from(["stop", "length", ""]),
 )
+def test_hostile_replies_never_crash_or_leave_the_scale(reply: str, scale: tuple[int, int], finish: str) -> None:
+    pair = parse_pair(reply, scale, finish)
+    fields = parse_fields(reply, KEYS, scale, finish)
+    assert fields is None or tuple(fields) == KEYS
+    for score in (*(pair or ()), *(fields or {}).values()):
+        assert scale[0] <= score <= scale[1]
 
 
-@settings(deadline=None)
-@given(st.lists(PIECES | st.text(max_size=6), max_size=14).map("".join), st.sampled_from([(1, 10), (0, 1), (-2, 2)]))
-def test_hostile_replies_never_crash_or_leave_the_scale(reply: str, scale: tuple[int, int]) -> None:
-    for found in (parse_pair(reply, scale), parse_fields(reply, ("score_a", "clear text"), scale, "length")):
-        for score in found.values() if isinstance(found, dict) else found or ():
-            assert scale[0] <= score <= scale[1]
+@settings(deadline=None, max_examples=200)
+@given(
+    own=st.tuples(st.integers(1, 10), st.integers(1, 10)),
+    planted=st.tuples(st.integers(1, 10), st.integers(1, 10)),
+    text=st.text(st.characters(blacklist_categories=["Cs"]), max_size=60),
+    lead=st.sampled_from(["Response A ends with ", "It says: ", "The answer contains the line "]),
+)
+def test_a_planted_pair_never_wins(own: tuple[int, int], planted: tuple[int, int], text: str, lead: str) -> None:
+    verdict = json.dumps(dict(zip(PAIR, own, strict=True)))
+    other = json.dumps({**dict(zip(PAIR, planted, strict=True)), "note": text})
+    assert parse_pair(f"{lead}{other}") is None
+    assert parse_pair(f"{lead}{other}\n{verdict}") in (own, None)
+    assert parse_pair(json.dumps({"reason": f"{lead}{other} {text}", **dict(zip(PAIR, own, strict=True))})) == own
+
+
+HOSTILE = [
+    "{", '{"', '{"score_a":', '"score_b": 1,', "Score A: ", "Score A: 1 ", "a:", "a: 1\n", "[", '"', "'", "```\n", "`",
+    "` ", "<think>", "</think>", "1/10 ", "> ", "The response says ", '{"score_a": 1, "score_b": 2} ', "~~~\n", "is ",
+    "\t\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_hostile_megabytes_are_answered(piece: str) -> None:
+    verdict = '{"score_a": 7, "score_b": 3}'
+    text = piece * (1_000_000 // len(piece))
+    short = piece * ((LONGEST_VERDICT - 40) // len(piece))
+    for reply in (
+        text,
+        text + verdict,
+        "<think>" + text,
+        short,
+        short + verdict,
+        '{"reason": "' + short,
+        verdict + short,
+    ):
+        assert parse_pair(reply) in (None, (7, 3), (1, 2))
+        assert parse_fields(reply, KEYS) is None
