@@ -23,8 +23,7 @@ SCENARIO: dict[str, Any] = {
 TRIBES: dict[str, dict[str, Any]] = {
     "all judges": {},
     "drawn judges, two rounds": {"judging": {"judges_per_duel": 2, "rounds": 2, "temperature": 0.7}},
-    "two iterations": {"iterations": 2},
-    "sequential": {"reputation": {"update": "sequential", "variant": "dynamic"}},
+    "two iterations": {"iterations": 2, "reputation": {"update": "sequential", "variant": "dynamic"}},
 }
 
 
