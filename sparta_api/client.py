@@ -31,7 +31,8 @@ CONNECT_S = 15.0
 """A connection that has not come about by then does not come."""
 UNREACHABLE_S = 15.0
 """How long an endpoint that was never there is waited for, whatever max_attempts says."""
-_LIMIT_HEADERS = ("x-ratelimit-remaining-requests", "x-ratelimit-remaining-tokens", "x-ratelimit-remaining")
+_REQUESTS_LEFT, _TOKENS_LEFT = "x-ratelimit-remaining-requests", "x-ratelimit-remaining-tokens"
+_LEFT = "x-ratelimit-remaining"
 
 
 class Client:
@@ -168,18 +169,19 @@ class Client:
         replica = seat.pick(now())
         replica.in_flight += 1
         try:
-            async with self._session.post(
+            response = await self._session.post(
                 replica.url,
                 data=body,
                 headers=seat.headers,
                 timeout=self._timeout(seat.member.timeout_s),
                 allow_redirects=False,
                 proxy=replica.proxy,
-            ) as response:
-                content = await response.read()
-            if any(name in response.headers for name in _LIMIT_HEADERS):
-                seat.account.observe(response.headers, seat.member.max_wait_s)
-            answer = read(response.status, response.headers, content)
+            )
+            content = await response.read()
+            headers = response.headers
+            if _REQUESTS_LEFT in headers or _TOKENS_LEFT in headers or _LEFT in headers:
+                seat.account.observe(headers, seat.member.max_wait_s)
+            answer = read(response.status, headers, content)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             fault = _transport(error, replica, seat)
             seat.blame(replica, fault, now())
