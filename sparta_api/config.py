@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from sparta_api.guards import Guards as Guards
 from sparta_api.member_config import Member as Member
 from sparta_api.member_config import Price as Price
 from sparta_api.member_config import Sampling as Sampling
@@ -191,6 +192,9 @@ class Preferences(Section):
 
     min_margin: NonNegativeFloat = 0.0
     """A margin of at most max(min_margin, 1e-9) is a tie."""
+    control: Literal["none", "shuffled"] = "none"
+    """shuffled: a coin decides which of two responses is chosen, by the seed. A run like that teaches nothing, so a
+    gain that it shows as well is none."""
 
 
 class TrlTrainer(Section):
@@ -227,9 +231,12 @@ Trainer = Annotated[
 
 
 class Training(Section):
-    """Which trainer members use that name none."""
+    """Which trainer members use that name none, and what its results are held to."""
 
     trainer: Text = "none"
+    stop_on_collapse: Flag = False
+    """Whether the run stops (exit code 3) before it plays on with models whose held-out answers break a guard."""
+    guards: Guards = Guards()
 
 
 class Limits(Section):

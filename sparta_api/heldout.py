@@ -8,6 +8,7 @@ from typing import Any
 
 from sparta_api.accounts import Turn
 from sparta_api.client import Client
+from sparta_api.duel_rows import usage_json
 from sparta_api.errors import EndpointError
 from sparta_api.instructions import Instruction, read_instructions
 from sparta_api.journal import Journal, read_lines
@@ -15,7 +16,14 @@ from sparta_api.preferences import with_system
 from sparta_api.questions import MemberDown, Owed, Question, Unanswered
 from sparta_api.seats import Seat
 from sparta_api.session import Session
-from sparta_api.standing import usage_json
+
+
+def heldout_instructions(session: Session) -> list[Instruction]:
+    """The held-out instructions, with the fields that verifiers read; none where the run has no such section."""
+    source = session.config.heldout
+    if source is None:
+        return []
+    return read_instructions(source.path, source.field, session.loaded.base_dir, session.config.verifier_fields).items
 
 
 async def ask_heldout(session: Session, seats: Mapping[str, Seat], client: Client, trained: int) -> None:
@@ -24,9 +32,7 @@ async def ask_heldout(session: Session, seats: Mapping[str, Seat], client: Clien
     `trained` is how many iterations the models have been trained for. Answers that are there already are not
     asked again. A question without an answer is recorded as empty; a member that is down raises EndpointError.
     """
-    source = session.config.heldout
-    assert source is not None
-    instructions = read_instructions(source.path, source.field, session.loaded.base_dir).items
+    instructions = heldout_instructions(session)
     path = session.run.heldout
     known = {(row["trained"], row["instruction"], row["member"]) for row, _, _ in read_lines(path)}
     with Journal(path) as journal:
@@ -74,7 +80,9 @@ class _Question:
         }
         try:
             reply = await self._client.ask(self.seat, Question(with_system(prompt, self._member.system_prompt), fields))
-            self._journal.append(row | {"content": reply.answer.content, "usage": usage_json(reply.spent)})
+            spent = reply.spent
+            found = {"content": reply.answer.content, "usage": usage_json(spent), "attempts": spent.attempts}
+            self._journal.append(row | found)
         except Unanswered as error:
             self._journal.append(row | {"content": "", "error": error.reason, "usage": usage_json(error.spent)})
         except (Owed, MemberDown) as error:

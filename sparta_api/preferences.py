@@ -6,6 +6,7 @@ a member puts its own system prompt in front.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, TypedDict, cast
 
 import orjson
 
+from sparta_api.config import TribeConfig
 from sparta_api.errors import ConfigError
 from sparta_api.reputation import TIE
 
@@ -86,6 +88,31 @@ def build(
             "rejected_member": loser,
             "margin": duel["margin"],
         }
+
+
+def configured(
+    config: TribeConfig,
+    iteration: int,
+    duels: Iterable[Mapping[str, Any]],
+    responses: Iterable[Mapping[str, Any]],
+    prompts: Callable[[str], list[Message]],
+    counts: PairCounts,
+) -> Iterator[Preference]:
+    """The rows of `build` under `preferences`, turned into a control where that is wanted."""
+    pairs = build(duels, responses, prompts, config.preferences.min_margin, counts)
+    return shuffled(pairs, config.seed, iteration) if config.preferences.control == "shuffled" else pairs
+
+
+def shuffled(pairs: Iterable[Preference], seed: int, iteration: int) -> Iterator[Preference]:
+    """The same pairs with chosen and rejected as a fair coin falls: a control without any verdict in it."""
+    for pair in pairs:
+        coin = hashlib.sha256(f"{seed}/{iteration}/{pair['duel']}/control".encode()).digest()[0] & 1
+        if not coin:
+            yield pair
+            continue
+        chosen, rejected = pair["rejected"], pair["chosen"]
+        names = (pair["rejected_member"], pair["chosen_member"])
+        yield {**pair, "chosen": chosen, "rejected": rejected, "chosen_member": names[0], "rejected_member": names[1]}
 
 
 class Answers:

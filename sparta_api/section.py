@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Probability = Annotated[float, Field(ge=0, le=1, strict=True)]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from sparta_api.section import Flag, PositiveFloat, PositiveInt, Section, Text
+from sparta_api.section import Flag, NonNegativeInt, PositiveFloat, PositiveInt, Section, Text
 from sparta_api.trainers.config import Command
 
 RESERVED_FIELDS = ("id", "prompt", "answer")
@@ -92,6 +92,12 @@ class WordLimit(VerifierSection):
     """Finds the limit in the instruction's last message; its group is the number."""
     min_words: PositiveInt = 5
     """Different words that a response needs to be one at all (fewer where the limit is lower)."""
+    min_new_words: NonNegativeInt = 0
+    """So many of them have four letters or more and do not stand in the instruction: what a bare copy of it lacks."""
+    on_topic: Flag = False
+    """Whether it has to take up a word of four letters or more from the instruction, the limit left out."""
+    sentence: Flag = False
+    """Whether it has to end as a sentence does."""
 
 
 class OutsideSection(VerifierSection):

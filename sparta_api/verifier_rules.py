@@ -10,7 +10,7 @@ import importlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from sparta_api.verifier_config import Choice, Exact, Number, WordLimit
@@ -22,6 +22,8 @@ _NUMBER = re.compile(r"[-\u2212]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,40})(?:\.\d{1,
 _BOXED = re.compile(r"\\boxed\s{0,4}\{([^{}]{1,80})\}")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019.,-][^\W_]+)*")
 _FENCE = re.compile(r"\A```\w*[ \t]*\n(.*?)\n?```\Z", re.DOTALL)
+_SENTENCE_END = re.compile(r"[.!?\u2026\u3002\uff01\uff1f\u061f\u0964][\"'\u2019\u201d\u00bb)\]*_]{0,4}\s*\Z")
+_LONG_WORD = 4
 _DEEPEST = 64
 
 
@@ -130,14 +132,27 @@ class WordLimitRule:
         self._field = section.field
         self._pattern = re.compile(section.pattern)
         self._min_words = section.min_words
+        self._min_new = section.min_new_words
+        self._on_topic = section.on_topic
+        self._sentence = section.sentence
 
     def share(self, response: str, row: Row) -> float:
-        """1 within the limit, 0 from twice the limit on, in proportion between; 0 with too few different words."""
+        """1 within the limit, 0 from twice the limit on, in proportion between; 0 for what says too little."""
         limit = self._limit(row)
         words = _WORD.findall(response)
-        if limit is None or len({word.casefold() for word in words}) < min(self._min_words, limit):
+        if limit is None or not self._says_something(response, words, limit, row):
             return 0.0
         return max(0.0, 1.0 - max(0, len(words) - limit) / limit)
+
+    def _says_something(self, response: str, words: list[str], limit: int, row: Row) -> bool:
+        different = {word.casefold() for word in words}
+        if len(different) < min(self._min_words, limit) or (self._sentence and not _SENTENCE_END.search(response)):
+            return False
+        asked = {word.casefold() for word in _WORD.findall(self._pattern.sub(" ", str(row["prompt"][-1]["content"])))}
+        new = long_words(different - asked)
+        topic = {word[:_LONG_WORD] for word in long_words(asked)}
+        on_topic = not self._on_topic or any(word[:_LONG_WORD] in topic for word in different)
+        return on_topic and len(new) >= min(self._min_new, limit)
 
     def lacks(self, row: Row) -> str | None:
         """A limit, in its field or in the text of its last message."""
@@ -152,6 +167,11 @@ class WordLimitRule:
             given = found[1] if found else None
         text = str(given)
         return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 100_000 else None
+
+
+def long_words(words: Iterable[str]) -> list[str]:
+    """The words with four letters or more."""
+    return [word for word in words if sum(map(str.isalpha, word)) >= _LONG_WORD]
 
 
 def make_rule(section: object) -> Rule | None:

@@ -27,6 +27,8 @@ class Answer:
     finish_reason: str
     usage: Usage
     logprobs: Any = None
+    prompt_logprobs: Any = None
+    """What vLLM tells of the prompt's own tokens when it is asked."""
 
 
 def read(status: int, headers: Mapping[str, str], body: bytes) -> Answer:
@@ -51,7 +53,9 @@ def read(status: int, headers: Mapping[str, str], body: bytes) -> Answer:
         fault = fault_of(error_status(choice["error"]), headers, body, choice)
         fault.usage = usage
         raise fault
-    return _answer(choice, usage)
+    answer = _answer(choice, usage)
+    answer.prompt_logprobs = data.get("prompt_logprobs")
+    return answer
 
 
 def _answer(choice: dict[str, Any], usage: Usage) -> Answer:
