@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Awaitable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from sparta_api.budget import Budget
 from sparta_api.client import Client
 from sparta_api.config import Member
 from sparta_api.config_file import LoadedTribe
+from sparta_api.decisions import decision_route
 from sparta_api.errors import ConfigError, SpartaError
-from sparta_api.instructions import Instruction
+from sparta_api.instructions import Instruction, InstructionSet
 from sparta_api.judging import Bench, Message
 from sparta_api.models import Models
 from sparta_api.preferences import with_system
@@ -29,6 +30,8 @@ from sparta_api.seats import Seat
 from sparta_api.session import Session, read_source
 from sparta_api.terminal import safe
 from sparta_api.trainers.factory import make_trainers
+from sparta_api.trainers.protocol import Trainer
+from sparta_api.training_plan import plan_jobs
 from sparta_api.verifiers import Verifiers
 
 PATIENCE = {"max_attempts": 2, "max_wait_s": 10.0}
@@ -70,7 +73,8 @@ def trainer_overrides(loaded: LoadedTribe, trainer: str) -> list[str]:
 
 async def check(loaded: LoadedTribe) -> list[Row]:
     """One row per member, in the order of the file. Raises SpartaError where no server or data can be had."""
-    instruction = read_source(loaded).items[0]
+    source = read_source(loaded)
+    instruction = source.items[0]
     with tempfile.TemporaryDirectory(prefix="sparta-check-") as directory:
         run = RunDirectory(Path(directory))
         session = Session(run, loaded, {"id": "check"})
@@ -87,31 +91,40 @@ async def check(loaded: LoadedTribe) -> list[Row]:
                 *(_member(session, models, member, seating.seats[member.name], client, instruction)
                   for member in session.config.members)
             )  # fmt: skip
+            await _trainers(session, models, trainers, rows, source)
         finally:
             for trainer in trainers.values():
                 await trainer.close()
             await verifiers.close()
             await seating.close()
             await client.close()
-        for row, member in zip(rows, session.config.members, strict=True):
-            name = session.config.trainer_of(member)
-            if name:
-                section = session.config.trainers[name]
-                ask = trainers[name].preflight(
-                    session.config.base_model_of(member, section), models.trained(member.name), member.name
-                )
-                await _train(row, name, ask)
         if progress.notices:
             rows[0].notes += progress.notices
         return list(rows)
 
 
-async def _train(row: Row, name: str, ask: Awaitable[list[str]]) -> None:
-    try:
-        row.notes += await ask
-        row.trainer = f"{name}: ok"
-    except SpartaError as error:
-        row.trainer, row.problem = f"{name}: {error}", True
+async def _trainers(
+    session: Session, models: Models, trainers: Mapping[str, Trainer], rows: Sequence[Row], source: InstructionSet
+) -> None:
+    """Asks every trainer whether it could train its members, and says what that would cost."""
+    config = session.config
+    for row, member in zip(rows, config.members, strict=True):
+        name = config.trainer_of(member)
+        if not name:
+            continue
+        base = config.base_model_of(member, config.trainers[name])
+        try:
+            warnings = await trainers[name].preflight(base, models.trained(member.name), member.name)
+            said = {note for other in rows for note in other.notes}
+            row.notes += [text for text in warnings if text not in said]
+            row.trainer = f"{name}: ok"
+        except SpartaError as error:
+            row.trainer, row.problem = f"{name}: {error}", True
+    texts = [message["content"] for item in source.items for message in item.prompt]
+    plans = {plan.member: plan for plan in await plan_jobs(config, trainers, texts)}
+    for row in rows:
+        if (plan := plans.get(row.member)) and plan.estimate is not None:
+            row.notes.append(f"training: {plan.sentence}")
 
 
 async def _member(
@@ -127,6 +140,11 @@ async def _member(
         bench = Bench(session.config, 0)
         question = Question(_sample_question(bench, messages), bench.fields(1), retry_empty=False)
         row.judge = await _ask(row, client, seat, question, bench)
+        if session.config.judging.scoring == "expected":
+            replica = seat.replicas[0]
+            route = await decision_route(replica.base_url, seat.model, seat.headers, replica.proxy is not None)
+            if route is not None:
+                row.notes.append(f"{route} offers decisions; a run reads chat log-probabilities, which tell the same")
     return row
 
 
@@ -149,6 +167,9 @@ async def _ask(row: Row, client: Client, seat: Seat, question: Question, bench: 
     score = bench.score(reply.answer)
     if score.values is None:
         row.notes.append(f"as a judge its first reply holds no score: {reply.answer.content[:80]!r}")
+    doubt = bench.doubt(reply.answer)
+    if doubt is not None:
+        row.notes.append(f"as a judge: {doubt}")
     mass = "" if score.mass is None else f", {score.mass:.0%} on score labels"
     return f"{took}{mass}"
 
@@ -162,5 +183,6 @@ def show(rows: list[Row], console: Console) -> None:
         table.add_row(*(safe(t) for t in (row.member, row.model, row.endpoint, row.fight, row.judge, row.trainer)))
     console.print(table)
     for row in rows:
+        own = f"member '{row.member}': "
         for note in row.notes:
-            console.print(safe(f"{row.member}: {note}"), soft_wrap=True)
+            console.print(safe(note if note.startswith("trainer '") else own + note.removeprefix(own)), soft_wrap=True)

@@ -11,7 +11,7 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -23,16 +23,18 @@ from sparta_api import forecast as forecasts
 from sparta_api import judges_report, scaffold
 from sparta_api import replay as replays
 from sparta_api import report as reports
+from sparta_api.bill import read_bill
+from sparta_api.cleanup import take_down
 from sparta_api.config_file import LoadedTribe, load_tribe
 from sparta_api.errors import ConfigError, SpartaError
 from sparta_api.exports import Format, export
 from sparta_api.journal import disk_error
 from sparta_api.judges import diagnose
+from sparta_api.merged import merge_member
 from sparta_api.outcome import report
 from sparta_api.progress import Progress
 from sparta_api.run import Run
 from sparta_api.rundir import RunDirectory, new_run_directory
-from sparta_api.seating import take_down
 from sparta_api.secrets import scrub
 from sparta_api.session import Session, continued, create
 from sparta_api.terminal import clean
@@ -160,6 +162,18 @@ def export_(
 
 
 @app.command()
+def merge(
+    directory: RunArgument,
+    member: Annotated[str, typer.Option(help="Whose adapter.")],
+    out: Annotated[Path, typer.Option(help="A directory that does not exist yet.")],
+    iteration: Annotated[int | None, typer.Option(help="Counted from 0; the last that trained it if absent.")] = None,
+) -> None:
+    """Writes a member's adapter and its base model as one model, for servers that load no adapters."""
+    merge_member(*_opened(directory), member, iteration, out)
+    typer.echo(out)
+
+
+@app.command()
 def replay(
     directory: RunArgument,
     set_: SetOption = None,
@@ -189,8 +203,12 @@ def cleanup(directory: RunArgument) -> None:
     """Takes down the deployments that a run has left up."""
     run, config = _opened(directory)
     with run.locked():
-        for line in asyncio.run(take_down(run, config)):
-            typer.echo(line)
+        asyncio.run(_echo(take_down(run, config)))
+
+
+async def _echo(lines: AsyncIterator[str]) -> None:
+    async for line in lines:
+        typer.echo(clean(scrub(line)))
 
 
 def _load(tribe: Path, overrides: list[str] | None, trainer: str | None = None) -> LoadedTribe:
@@ -232,6 +250,8 @@ def _play(session: Session) -> None:
     except SpartaError as error:
         if error.exit_code != 2:
             again = shlex.quote(str(session.run.root))
+            for sentence in read_bill(session.run, session.config).sentences(session.run.root):
+                sys.stderr.write(f"sparta-api: {clean(scrub(sentence))}\n")
             sys.stderr.write(f"sparta-api: to go on: sparta-api resume {again}\n")
         raise
     reports.render(report(session.run, session.config, tuple(progress.notices)), Console())

@@ -16,6 +16,12 @@ _ALLOWED_OF_MEMBERS = (
 )  # fmt: skip
 """Where, how fast and at what cost a member is asked. `server` is here because it stands instead of `base_url`."""
 
+_ALLOWED_OF_TRAINERS = (
+    "api_key_env", "price_per_million_tokens", "price_per_job", "price_per_hour", "hours", "keep", "max_hours",
+    "timeout_s", "ready_timeout_s", "inactive_timeout_min", "deployments", "gpus", "slots", "checkpoint_s",
+)  # fmt: skip
+"""What a trainer costs, how long it is waited for, and how many of its jobs run at once."""
+
 _ABSENT = object()
 
 
@@ -81,7 +87,8 @@ def _allowed(keys: tuple[str, ...], old: Any, new: Any) -> bool:
     if keys == ("iterations",):
         return bool(new > old)
     of_member = keys[0] == "members" and len(keys) > 2 and keys[2] in _ALLOWED_OF_MEMBERS
-    return of_member or keys[0] in ("limits", "servers")
+    of_trainer = keys[0] == "trainers" and len(keys) > 2 and keys[-1] in _ALLOWED_OF_TRAINERS
+    return of_member or of_trainer or keys[0] in ("limits", "servers")
 
 
 def _shown(value: Any) -> Any:

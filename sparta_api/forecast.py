@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.table import Table
 
-from sparta_api.config import TribeConfig
+from sparta_api.config import Limits, TribeConfig
 from sparta_api.config_file import LoadedTribe
 from sparta_api.judging import Bench, Message
 from sparta_api.matchmaking import Matchup, plan
@@ -19,7 +20,7 @@ from sparta_api.seats import usage_cost
 from sparta_api.session import instruction_rows, read_source
 from sparta_api.terminal import count, safe
 from sparta_api.trainers.factory import make_trainers
-from sparta_api.trainers.protocol import Priced
+from sparta_api.training_plan import JobPlan, plan_jobs, usd
 from sparta_api.wire import estimate_tokens
 
 ENCODING_OVERHEAD = 8
@@ -38,17 +39,6 @@ class MemberPlan:
 
 
 @dataclass(slots=True)
-class JobPlan:
-    """One member's training jobs."""
-
-    member: str
-    trainer: str
-    jobs: int
-    cost_usd: float | None
-    detail: str
-
-
-@dataclass(slots=True)
 class Plan:
     """A whole run."""
 
@@ -57,11 +47,18 @@ class Plan:
     duplicates: int
     members: list[MemberPlan]
     jobs: list[JobPlan]
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def requests(self) -> int:
         """Requests when every one is answered at once."""
         return sum(member.answers + member.judgments for member in self.members)
+
+    @property
+    def total_usd(self) -> float | None:
+        """Requests, training and deployments of the whole run; None where a part is not known."""
+        costs = [*(member.cost_usd for member in self.members), *(job.cost_usd for job in self.jobs)]
+        return None if None in costs else math.fsum(cost for cost in costs if cost is not None)
 
     @property
     def costs_money(self) -> bool:
@@ -102,11 +99,20 @@ async def forecast(loaded: LoadedTribe) -> Plan:
         known = member.price or member.server
         figures = members[member.name]
         figures.cost_usd = usage_cost(figures.usage, member.price) if member.price else 0.0 if known else None
-    return Plan(config.iterations, duels, instructions.duplicates, list(members.values()), await _jobs(loaded, duels))
+    trainers = make_trainers(loaded)
+    try:
+        jobs = await plan_jobs(config, trainers, [message["content"] for row in rows.values() for message in row])
+    finally:
+        for trainer in trainers.values():
+            await trainer.close()
+    return Plan(config.iterations, duels, instructions.duplicates, list(members.values()), jobs, config.limits)
 
 
 def _count(
-    config: TribeConfig, matchups: list[Matchup], prompts: dict[str, list[dict[str, str]]], members: dict[str, MemberPlan]
+    config: TribeConfig,
+    matchups: list[Matchup],
+    prompts: dict[str, list[dict[str, str]]],
+    members: dict[str, MemberPlan],
 ) -> None:
     """Adds the requests and estimated tokens of some matchups to the members."""
     bench = Bench(config, 0)
@@ -137,29 +143,6 @@ def _empty_question(bench: Bench) -> list[Message]:
     return bench.messages([{"role": "user", "content": ""}], [""] * len(shown), 0, shown)
 
 
-async def _jobs(loaded: LoadedTribe, duels: int) -> list[JobPlan]:
-    config = loaded.resolved
-    trainers = make_trainers(loaded)
-    jobs = []
-    for member in config.members:
-        name = config.trainer_of(member)
-        if not name:
-            continue
-        cost: float | None = 0.0
-        detail = "on this machine"
-        trainer = trainers[name]
-        if isinstance(trainer, Priced):
-            base = config.base_model_of(member, config.trainers[name])
-            pairs = max(1, duels // config.iterations)
-            estimate = await trainer.forecast(base, pairs, pairs * 2 * member.sampling.max_tokens)
-            total = estimate.total_usd
-            cost, detail = None if total is None else total * config.iterations, estimate.detail
-        jobs.append(JobPlan(member.name, name, config.iterations, cost, detail))
-    for trainer in trainers.values():
-        await trainer.close()
-    return jobs
-
-
 def show(plan: Plan, console: Console) -> None:
     """Prints a plan."""
     table = Table(box=None, pad_edge=False)
@@ -168,7 +151,7 @@ def show(plan: Plan, console: Console) -> None:
     for member in plan.members:
         usage = member.usage
         figures = (member.answers, member.judgments, usage.prompt, usage.completion)
-        table.add_row(safe(member.name), *(count(figure) for figure in figures), _usd(member.cost_usd))
+        table.add_row(safe(member.name), *(count(figure) for figure in figures), usd(member.cost_usd))
     console.print(table)
     duplicates = f", {plan.duplicates} duplicate instructions left out" if plan.duplicates else ""
     console.print(
@@ -176,10 +159,13 @@ def show(plan: Plan, console: Console) -> None:
         "tokens are estimates, with answers at their full length"
     )
     for job in plan.jobs:
-        console.print(
-            safe(f"training of {job.member}: {job.jobs} jobs with {job.trainer}, {_usd(job.cost_usd)} USD {job.detail}")
-        )
+        console.print(safe(f"training of {job.member}: {job.sentence}"), soft_wrap=True)
+    if plan.costs_money:
+        console.print(safe(f"in all {usd(plan.total_usd)} USD{_beyond(plan)}"), soft_wrap=True)
 
 
-def _usd(cost: float | None) -> str:
-    return "unknown" if cost is None else f"{cost:.4f}" if 0 < cost < 1 else f"{cost:.2f}"
+def _beyond(plan: Plan) -> str:
+    limit, total = plan.limits.max_cost_usd, plan.total_usd
+    if limit is None or total is None:
+        return ""
+    return f", more than limits.max_cost_usd ({limit:g}): the run would stop there" if total > limit else ""

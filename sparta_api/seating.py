@@ -11,14 +11,12 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from sparta_api.accounts import Account
-from sparta_api.config import Member, TribeConfig
+from sparta_api.config import Member
 from sparta_api.errors import EndpointError, SpartaError
 from sparta_api.models import Models
-from sparta_api.rundir import RunDirectory
 from sparta_api.seats import Seat
 from sparta_api.servers import ServerManager
 from sparta_api.serving import AdapterEndpoint, adapter_name, can_load, ensure, publish, retire
@@ -87,10 +85,10 @@ class Seating:
         moved = [member for member in self._config.members if member.server]
         await self._each(self._take_seat, [m for m in moved if self._models.is_served(m.name)])
 
-    async def close(self, patience: float | None = None) -> None:
+    async def close(self, keep_up: bool = False) -> None:
         """Closes accounts, stops the run's servers, and takes down deployments that shall not stay up.
 
-        `patience` bounds the seconds for taking down; what is still up then is told, and `cleanup` takes it down.
+        `keep_up` leaves all of them: taking down takes minutes, and a run that is resumed at once needs them.
         """
         if self._watch:
             self._watch.cancel()
@@ -99,17 +97,16 @@ class Seating:
         stopping = asyncio.create_task(self._servers.stop_all())
         for name, deployer in self._deployers.items():
             if deployer is not None:
-                await self._take_down(name, deployer, patience)
+                await self._let_go(name, deployer, keep_up)
         await stopping
 
-    async def _take_down(self, name: str, deployer: Deployer, patience: float | None) -> None:
+    async def _let_go(self, name: str, deployer: Deployer, keep_up: bool) -> None:
         try:
-            if not deployer.keep:
-                async with asyncio.timeout(patience):
-                    await deployer.cleanup()
-        except (TimeoutError, SpartaError) as error:
+            if not (keep_up or deployer.keep):
+                await deployer.cleanup()
+        except SpartaError as error:
             self._notice(
-                f"trainer '{name}': deployments may still be up and billed ({error or 'no time to take them down'}); "
+                f"trainer '{name}': deployments may still be up and billed ({error}); "
                 f"take them down with: sparta-api cleanup {self._session.run.root}"
             )
         finally:
@@ -206,17 +203,3 @@ class Seating:
             await self._servers.watch()
         except Exception as error:
             self._on_failure(error)
-
-
-async def take_down(run: RunDirectory, config: TribeConfig) -> list[str]:
-    """Takes down every deployment that the run's ledger says is up; one sentence for each."""
-    record = run.read_json(run.state)
-    lines: list[str] = []
-    for name, section in config.trainers.items():
-        deployer = build_deployer(name, section, str(record["id"]), run.root, Path(record["base_dir"]))
-        if deployer is not None:
-            try:
-                lines += await deployer.cleanup()
-            finally:
-                await deployer.close()
-    return lines or ["nothing is up"]

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from sparta_api.bill import job_costs, read_job
 from sparta_api.budget import Budget
 from sparta_api.config import Member
-from sparta_api.errors import ConfigError, SpartaError, TrainingError
+from sparta_api.errors import LimitReached, SpartaError, TrainingError
 from sparta_api.models import Models
 from sparta_api.progress import Progress, TrainingProgress
 from sparta_api.rundir import IterationFiles
@@ -66,7 +65,8 @@ class TrainingStage:
                 raise error
         if failed:
             sentences = dict.fromkeys(str(error) for error in failed)
-            raise failed[0] if len(sentences) == 1 else TrainingError("\n".join(sentences))
+            limited = all(isinstance(error, LimitReached) for error in failed)
+            raise (LimitReached if limited else TrainingError)("\n".join(sentences)) from failed[0]
         return {
             member.name: result
             for member, result in zip(learners, results, strict=True)
@@ -108,13 +108,35 @@ class TrainingStage:
             seed=training_seed(config.seed, files.number, member.name),
         )
 
-    async def _job(self, trainer: Trainer, spec: TrainingSpec, path: Path, shown: TrainingProgress) -> TrainedModel:
+    async def _start(self, trainer: Trainer, spec: TrainingSpec, path: Path) -> str:
+        """The id of the member's job: an existing one, else a new one that the limits allow."""
+        counted = job_costs(read_job(path)).total
         job = await trainer.find(spec)
-        if job is None:
-            if isinstance(trainer, Priced):
-                estimate = await trainer.estimate(spec)
-                self._budget.spend(estimate.total_usd or 0.0)
-            job = await trainer.submit(spec)
+        found = job_costs(read_job(path)).total
+        if job is not None:
+            self._budget.cost += found - counted
+            return job
+        if isinstance(trainer, Priced):
+            await self._afford(trainer, spec, path)
+        return await trainer.submit(spec)
+
+    async def _afford(self, trainer: Priced, spec: TrainingSpec, path: Path) -> None:
+        """Counts a job's estimate; LimitReached when it would pass the limit, or is not known where there is one.
+
+        A job that only goes on, as its record says, was counted when it was first started.
+        """
+        estimate = await trainer.estimate(spec)
+        record = read_job(path)
+        if estimate.total_usd is None and self._session.config.limits.max_cost_usd is not None:
+            missing = "; ".join(text for text in (estimate.detail, estimate.deployment) if text)
+            raise LimitReached(
+                f"member '{spec.member}': what its job costs is not known ({missing}), so limits.max_cost_usd cannot "
+                "hold it and it was not started; give its price, or set the limit to null, with --set, then resume"
+            )
+        self._budget.spend(estimate.known_usd - (record.get("cost_usd", 0.0) if record.get("job") else 0.0))
+
+    async def _job(self, trainer: Trainer, spec: TrainingSpec, path: Path, shown: TrainingProgress) -> TrainedModel:
+        job = await self._start(trainer, spec, path)
         if not read_job(path).get("job"):
             backend = self._session.config.trainers[trainer.name].backend
             self._session.run.write_json(
@@ -135,19 +157,16 @@ class TrainingStage:
         result = await trainer.result(job)
         record["result"] = {"kind": result.kind, "train": result.train, "serve": result.serve}
         self._session.run.write_json(path, record)
-        self._progress.notices += [f"member '{spec.member}': {text}" for text in record.get("warnings", [])]
+        self._tell(spec.member, record)
         return result
 
-
-def read_job(path: Path) -> dict[str, Any]:
-    """job.json, or an empty mapping where there is none yet. ConfigError when it is damaged."""
-    try:
-        record: dict[str, Any] = orjson.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(f"{path}: not JSON ({error}); remove the directory to train this member again") from error
-    return record
+    def _tell(self, member: str, record: Mapping[str, Any]) -> None:
+        """Shows what a job's record warns of, and the pairs that it did without."""
+        texts = list(record.get("warnings", []))
+        if dropped := {reason: number for reason, number in (record.get("dropped") or {}).items() if number}:
+            gone = ", ".join(f"{number} {reason}" for reason, number in dropped.items())
+            texts.append(f"trained on {record['pairs']} pairs, {sum(dropped.values())} were left out ({gone})")
+        self._progress.notices += [f"member '{member}': {text}" for text in texts]
 
 
 def _show(shown: TrainingProgress, state: str, metrics: Mapping[str, float], progress: float | None) -> None:

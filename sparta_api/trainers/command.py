@@ -10,7 +10,7 @@ from sparta_api.errors import ConfigError, TrainingError
 from sparta_api.trainers.commands import fill
 from sparta_api.trainers.config import CommandTrainer as Settings
 from sparta_api.trainers.process import Launch, ProcessTrainer
-from sparta_api.trainers.protocol import Capabilities, TrainedModel, TrainingSpec
+from sparta_api.trainers.protocol import Capabilities, Estimate, TrainedModel, TrainingSpec
 from sparta_api.trainers.upload import write_upload
 
 ADAPTER = "adapter"
@@ -42,9 +42,22 @@ class CommandTrainer(ProcessTrainer):
             return [f"{what}: the command has no {{parent}}, so it must find the model to continue in SPARTA_PARENT"]
         return []
 
+    @property
+    def _price(self) -> Estimate:
+        known = self.settings.price_per_job
+        return Estimate(known, detail="" if known is not None else f"give trainers.{self.name}.price_per_job")
+
+    async def forecast(self, base_model: str, pairs: int, tokens: int) -> Estimate:
+        """The cost by `price_per_job`."""
+        return self._price
+
+    async def estimate(self, spec: TrainingSpec) -> Estimate:
+        """The cost by `price_per_job`."""
+        return self._price
+
     def _launch(self, spec: TrainingSpec) -> Launch:
         upload = write_upload(spec, self.settings.format, None, 1)
-        self._ledger(spec).update(pairs=upload.counts())
+        self._ledger(spec).update(pairs=upload.pairs, dropped=upload.dropped, **self._price.facts)
         values = {
             "preferences": str(upload.path.resolve()),
             "format": self.settings.format,

@@ -48,6 +48,10 @@ class DeployCommand(ServeCommand):
 
     keep: bool = False
     """Whether deployments stay up, and are billed, when the run ends."""
+    hours: PositiveFloat = 1
+    """How long one iteration keeps a deployment up, for estimates and limits."""
+    price_per_hour: NonNegativeFloat | None = None
+    """USD per hour of one member's deployment; 0 where the provider bills the requests alone."""
 
 
 class BackendSection(Section):
@@ -64,6 +68,11 @@ class BackendSection(Section):
                 if key in data:
                     raise ValueError(f"backend {data.get('backend')} cannot express {key}: {reason}")
         return data
+
+    @property
+    def unpriced(self) -> list[str]:
+        """The keys, below the trainer, that would have to be given before its cost can be held to a limit."""
+        return []
 
 
 class RemoteSection(BackendSection):
@@ -130,6 +139,12 @@ class TogetherTrainer(RemoteSection):
     deployments: Literal["parallel", "serial"] = "parallel"
     """serial brings up one after another and takes a member's old deployment down before its next comes up."""
 
+    @property
+    def unpriced(self) -> list[str]:
+        """The service prices jobs itself; a deployment needs a price, or hardware that has one in its list."""
+        known = self.deployment.price_per_hour is not None or self.deployment.config is not None
+        return [] if known else ["deployment.price_per_hour"]
+
     @field_validator("lora")
     @classmethod
     def _whole_alpha(cls, lora: Lora) -> Lora:
@@ -175,6 +190,13 @@ class OpenAITrainer(RemoteSection):
     """For providers that want a deployment before a model answers (Azure). Where it is absent the model's id is used
     at once."""
 
+    @property
+    def unpriced(self) -> list[str]:
+        """The protocol has no price call."""
+        jobs = ["price_per_million_tokens"] if self.price_per_million_tokens is None else []
+        deployed = self.deploy is not None and self.deploy.price_per_hour is None
+        return [*jobs, "deploy.price_per_hour"] if deployed else jobs
+
 
 class TinkerTrainer(RemoteSection):
     """DPO as a loop that this machine drives over Tinker (experimental)."""
@@ -203,6 +225,11 @@ class TinkerTrainer(RemoteSection):
     checkpoint_every: PositiveInt = 20
     """Steps between saved states, from which an interrupted loop goes on."""
 
+    @property
+    def unpriced(self) -> list[str]:
+        """The service has no price call."""
+        return ["price_per_million_tokens"] if self.price_per_million_tokens is None else []
+
 
 class CommandTrainer(BackendSection):
     """Any other trainer: a command that reads a preference file and leaves a model."""
@@ -225,8 +252,15 @@ class CommandTrainer(BackendSection):
     """More environment variables for the command."""
     max_hours: PositiveFloat = 24
     """A longer job is stopped and counts as failed."""
+    price_per_job: NonNegativeFloat | None = None
+    """USD for one job and whatever serves its model for an iteration; 0 where it runs on machines of your own."""
     serve: ServeCommand | None = None
     """For adapters that the member's endpoint cannot load by itself."""
+
+    @property
+    def unpriced(self) -> list[str]:
+        """Only its user knows where it trains."""
+        return ["price_per_job"] if self.price_per_job is None else []
 
     @model_validator(mode="after")
     def _writes_somewhere(self) -> Self:

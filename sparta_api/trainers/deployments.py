@@ -6,7 +6,9 @@ dies in between, `cleanup` still knows of it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,22 @@ import orjson
 
 from sparta_api.errors import TrainingError
 from sparta_api.journal import write_atomic
+from sparta_api.trainers.ledger import now
 
 DEPLOYMENTS_FILE = "deployments.json"
 STARTING, UP, DOWN = "starting", "up", "down"
+
+
+async def all_of(acts: Iterable[Awaitable[str]]) -> list[str]:
+    """What all of them say, side by side; TrainingError with every reason, after all have ended, where some fail."""
+    outcomes = await asyncio.gather(*acts, return_exceptions=True)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    for error in failed:
+        if not isinstance(error, TrainingError):
+            raise error
+    if failed:
+        raise TrainingError("\n".join(dict.fromkeys(str(error) for error in failed)))
+    return [outcome for outcome in outcomes if isinstance(outcome, str)]
 
 
 def short_name(run_id: str, member: str) -> str:
@@ -47,6 +62,12 @@ class DeploymentLedger:
         entries = self.read()
         entries[name] = {**entries.get(name, {}), **facts}
         write_atomic(self.path, orjson.dumps(entries, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+    def begin(self, name: str, **facts: Any) -> None:
+        """Records that something is being brought up, and, the first time, since when it may be billed."""
+        before = self.read().get(name, {})
+        since = before.get("since") if before.get("state") != DOWN else None
+        self.record(name, **facts, state=STARTING, since=since or now())
 
     def up(self, backend: str, trainer: str) -> dict[str, dict[str, Any]]:
         """The entries of a trainer that are not known to be down."""

@@ -13,6 +13,7 @@ from sparta_api.journal import write_atomic
 
 JOB_FILE = "job.json"
 OVER = ("failed", "cancelled")
+COSTS = ("cost_usd", "deployment_usd", "cost_partial")
 
 
 def now() -> str:
@@ -23,9 +24,10 @@ def now() -> str:
 class Ledger:
     """What is known of one job.
 
-    Keys: backend, trainer, endpoint, key, status, job, base, parent, url, result, cost_usd; `intent` while a
-    create may be on its way; `file`, `file_sha256` and `pairs` of the upload; `creates`, `duplicates` and
-    `previous` (ended jobs that a later try replaced).
+    Keys: backend, trainer, endpoint, key, status, job, base, parent, url, result; `cost_usd`, `deployment_usd` and
+    `cost_partial` (see `Estimate.facts`); `intent` while a create may be on its way; `file` and `file_sha256` of the
+    upload, `pairs` in it and those `dropped`, by reason; `creates`, `duplicates` and `previous` (ended jobs that a
+    later try replaced).
     """
 
     def __init__(self, directory: Path) -> None:
@@ -73,9 +75,10 @@ class Ledger:
 
     def set_aside(self) -> None:
         """Moves a failed or cancelled job to `previous`, so that another may be started."""
-        kept = ("job", "status", "raw", "message", "backend", "endpoint", "cost_usd")
+        kept = ("job", "status", "raw", "message", "backend", "endpoint", *COSTS)
         entry = {key: self.data[key] for key in kept if key in self.data}
-        cleared = dict.fromkeys(("job", "status", "raw", "message", "intent", "creates", "cost_usd", "url", "result"))
+        gone = ("job", "status", "raw", "message", "intent", "creates", "url", "result", "checkpoints", *COSTS)
+        cleared = dict.fromkeys(gone)
         self.update(previous=[*self.data.get("previous", []), entry], **cleared)
 
     @property

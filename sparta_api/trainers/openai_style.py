@@ -25,6 +25,7 @@ KEY = "sparta_key"
 TIMEOUT_S = 600.0
 SEEDS = 2**31
 EVENTS = 20
+CHECKPOINTS = 100
 READY_FILE = "processed"
 REFUSED_FILE = ("error", "deleted", "deleting")
 LAST_NEW_JOB = date(2027, 1, 6)
@@ -119,9 +120,15 @@ class OpenAITrainer(RemoteTrainer):
     def _by_price(self, tokens: int, detail: str) -> Estimate:
         epochs = 1 if self.settings.epochs == "auto" else self.settings.epochs
         price = self.settings.price_per_million_tokens
-        deployment = None if self.settings.deploy else 0.0
         usd = None if price is None else tokens * epochs / 1e6 * price
-        return Estimate(usd, tokens * epochs, deployment, detail)
+        deploy = self.settings.deploy
+        if deploy is None:
+            return Estimate(usd, tokens * epochs, 0.0, detail)
+        if deploy.price_per_hour is None:
+            missing = f"give trainers.{self.name}.deploy.price_per_hour"
+            return Estimate(usd, tokens * epochs, None, detail, missing)
+        hourly, hours = deploy.price_per_hour, deploy.hours
+        return Estimate(usd, tokens * epochs, hourly * hours, detail, f"{hours:g} h at {hourly:.2f} USD")
 
     async def _priced(self, spec: TrainingSpec, upload: Upload, file: str) -> Estimate:
         return self._by_price(upload.tokens, upload.explain())
@@ -190,6 +197,15 @@ class OpenAITrainer(RemoteTrainer):
                 f"{answer.get('status_details') or 'no reason given'}; no job was created"
             )
         return status in (READY_FILE, None)
+
+    async def _kept(self, job: str) -> dict[str, Any]:
+        """The checkpoints that the provider has kept of a job, each a model that could be asked as well."""
+        page = await asked(openai, lambda: self._client.fine_tuning.jobs.checkpoints.list(job, limit=CHECKPOINTS))
+        rows = [
+            {"step": one.get("step_number"), "model": one.get("fine_tuned_model_checkpoint")}
+            for one in map(raw, page.data)
+        ]
+        return {"checkpoints": sorted(rows, key=lambda row: row["step"] or 0) or None}
 
     def _trained(self, job: dict[str, Any]) -> TrainedModel | None:
         model = job.get("fine_tuned_model")

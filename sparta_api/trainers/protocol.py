@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 
 class JobState(StrEnum):
@@ -113,6 +113,8 @@ class Estimate:
     deployment_usd: float | None = 0.0
     """USD for serving its model for one iteration."""
     detail: str = ""
+    deployment: str = ""
+    """How `deployment_usd` comes about; "" where nothing has to be deployed."""
 
     @property
     def total_usd(self) -> float | None:
@@ -123,6 +125,13 @@ class Estimate:
     def known_usd(self) -> float:
         """What is known of both: the least that it will cost."""
         return (self.usd or 0.0) + (self.deployment_usd or 0.0)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What job.json records: `cost_usd` is all that is known, `deployment_usd` the part of it for serving, and
+        `cost_partial` says that more is not known."""
+        partial = True if self.total_usd is None else None
+        return {"cost_usd": self.known_usd, "deployment_usd": self.deployment_usd or None, "cost_partial": partial}
 
 
 @dataclass(frozen=True)
@@ -140,6 +149,8 @@ class Trainer(Protocol):
 
     name: str
     """The key under `trainers`."""
+
+    capabilities: ClassVar[Capabilities]
 
     slots: int
     """How many jobs may run side by side (1 for a CPU, one per GPU, many for a remote service)."""

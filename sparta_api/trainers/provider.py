@@ -69,5 +69,9 @@ class Provider(abc.ABC):
         """The latest figures of a running or finished job, where the provider has them elsewhere than in the job."""
         return {}
 
+    async def _kept(self, job: str) -> dict[str, Any]:
+        """What else the provider has kept of a succeeded job, for job.json."""
+        return {}
+
     def _state(self, job: dict[str, Any]) -> JobState:
         return self.states.get(str(job.get("status")), JobState.RUNNING)

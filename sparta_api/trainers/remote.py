@@ -67,7 +67,7 @@ class RemoteTrainer(Provider):
         ledger = self._ledger(spec)
         upload, file = await self._ensure_file(spec, ledger)
         estimate = await self._priced(spec, upload, file)
-        ledger.update(cost_usd=estimate.known_usd)
+        ledger.update(**estimate.facts)
         problem = ""
         for attempt in range(1, self.pace.creates + 1):
             ledger.update(intent={"key": spec.key, "file": file}, status="creating", creates=attempt)
@@ -141,8 +141,16 @@ class RemoteTrainer(Provider):
                 f"{self._where()} about it, and resume when it does"
             )
         if watch.ledger:
-            watch.ledger.update(result={"kind": model.kind, "train": model.train, "serve": model.serve})
+            result = {"kind": model.kind, "train": model.train, "serve": model.serve}
+            watch.ledger.update(result=result, **await self._more(job))
         return model
+
+    async def _more(self, job: str) -> dict[str, Any]:
+        """What is good to know of a succeeded job; a provider that does not tell stops nothing."""
+        try:
+            return await self._kept(job)
+        except ProviderFault:
+            return {}
 
     async def cancel(self, job: str) -> None:
         """Stops the job; ended jobs are left alone."""
@@ -238,7 +246,7 @@ class RemoteTrainer(Provider):
         if file is None:
             file = await self._calmly(lambda: self._find_file(upload), spec.member)
             file = file or await self._calmly(lambda: self._send_file(upload), spec.member)
-            ledger.update(file=file, file_sha256=upload.sha256, pairs=upload.counts())
+            ledger.update(file=file, file_sha256=upload.sha256, pairs=upload.pairs, dropped=upload.dropped)
         try:
             await self._checked(str(file), upload)
         except ProviderFault as fault:

@@ -11,11 +11,12 @@ import hashlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from sparta_api.errors import TrainingError
 from sparta_api.trainers.commands import ask_command, environment, fill, run_command
 from sparta_api.trainers.config import ServeCommand
-from sparta_api.trainers.deployments import DOWN, STARTING, UP, DeploymentLedger, short_name
+from sparta_api.trainers.deployments import DOWN, UP, DeploymentLedger, all_of, short_name
 from sparta_api.trainers.protocol import ServedModel, TrainedModel
 
 MERGE = "sparta_api.trainers.merge"
@@ -71,7 +72,7 @@ class ServeByCommand:
             "name": name,
         }
         command = fill(self.settings.command, values, what)
-        self._ledger.record(name, backend=self.backend, trainer=self.name, member=member, state=STARTING)
+        self._ledger.begin(name, backend=self.backend, trainer=self.name, member=member)
         answer = await ask_command(command, environment(values, {}), self._root, self.settings.timeout_s, what)
         served, base_url = answer.get("model"), answer.get("base_url")
         if not isinstance(served, str) or not served or not isinstance(base_url, str | None):
@@ -87,24 +88,26 @@ class ServeByCommand:
         return await self._take_down(None, keep=None)
 
     async def _take_down(self, member: str | None, keep: str | None) -> list[str]:
-        done = []
-        for name, entry in self._ledger.up(self.backend, self.name).items():
-            if name == keep or (member is not None and entry["member"] != member):
-                continue
-            model, base_url = str(entry.get("model", name)), str(entry.get("base_url") or "")
-            if self.settings.undeploy is None:
-                if member is None:
-                    done.append(
-                        f"member '{entry['member']}': {model} may still be up; trainers.{self.name} names no undeploy"
-                    )
-                continue
-            values = {"model": model, "base_url": base_url, "member": entry["member"], "name": name}
-            what = f"member '{entry['member']}': taking {model} down by trainers.{self.name}"
-            command = fill(self.settings.undeploy, values, what)
-            await run_command(command, environment(values, {}), self._root, self.settings.timeout_s, what)
-            self._ledger.record(name, state=DOWN)
-            done.append(f"member '{entry['member']}': {model} is down")
-        return done
+        entries = self._ledger.up(self.backend, self.name)
+        ours = [name for name in entries if name != keep and member in (None, entries[name]["member"])]
+        if self.settings.undeploy is not None:
+            return await all_of(self._undeploy(self.settings.undeploy, name, entries[name]) for name in ours)
+        if member is not None:
+            return []
+        return [
+            f"member '{entries[name]['member']}': {entries[name].get('model', name)} may still be up; "
+            f"trainers.{self.name} names no undeploy"
+            for name in ours
+        ]
+
+    async def _undeploy(self, command: list[str], name: str, entry: dict[str, Any]) -> str:
+        model, base_url = str(entry.get("model", name)), str(entry.get("base_url") or "")
+        values = {"model": model, "base_url": base_url, "member": entry["member"], "name": name}
+        what = f"member '{entry['member']}': taking {model} down by trainers.{self.name}"
+        filled = fill(command, values, what)
+        await run_command(filled, environment(values, {}), self._root, self.settings.timeout_s, what)
+        self._ledger.record(name, state=DOWN)
+        return f"member '{entry['member']}': {model} is down"
 
     async def _merged(self, model: TrainedModel, base_model: str, what: str) -> str:
         """The directory of base model and adapter in one, made where the command asks for it; else ""."""

@@ -71,7 +71,8 @@ class TinkerTrainer(ProcessTrainer):
 
     def _launch(self, spec: TrainingSpec) -> Launch:
         upload = write_upload(spec, "trl", self.settings.max_length, 1)
-        self._ledger(spec).update(pairs=upload.counts())
+        cost = self._by_price(upload.tokens, "").facts
+        self._ledger(spec).update(pairs=upload.pairs, dropped=upload.dropped, **cost)
         job = {
             "settings": self.settings.model_dump(mode="json"),
             "preferences": str(upload.path.resolve()),

@@ -82,8 +82,8 @@ class TogetherTrainer(RemoteTrainer):
         if problem:
             raise TrainingError(f"member '{member}': {self._where()} cannot train {spec_base}: {problem}")
         return [
-            f"member '{member}': {spec_base} is tuned at {self.endpoint}; its next models answer at "
-            f"{self.settings.answers_at} on deployments that are billed while they are up"
+            f"trainer '{self.name}': models that are tuned at {self.endpoint} answer at {self.settings.answers_at}, "
+            "each on a deployment that is billed while it is up"
         ]
 
     def _beyond(self, limits: dict[str, Any]) -> str:
@@ -118,7 +118,10 @@ class TogetherTrainer(RemoteTrainer):
         """The cost by `price_per_million_tokens` and the deployment's hours: the service prices only real files."""
         price = self.settings.price_per_million_tokens
         usd = None if price is None else tokens * self.settings.epochs / 1e6 * price
-        return Estimate(usd, tokens * self.settings.epochs, await self._deployments.price(), f"{pairs} pairs")
+        return await self._with_deployment(usd, tokens * self.settings.epochs, f"{pairs} pairs")
+
+    async def _with_deployment(self, usd: float | None, tokens: int, detail: str) -> Estimate:
+        return Estimate(usd, tokens, await self._deployments.price(), detail, await self._deployments.explain())
 
     async def _model_limits(self, model: str) -> Any:
         if model not in self._limits:
@@ -225,7 +228,7 @@ class TogetherTrainer(RemoteTrainer):
             usd = tokens / 1e6 * wanted.price_per_million_tokens
         if answer.get("estimation_available") is False:
             detail += f", no price from the service ({answer.get('unavailable_reason')})"
-        return Estimate(usd, int(tokens), await self._deployments.price(), detail)
+        return await self._with_deployment(usd, int(tokens), detail)
 
     async def _retrieve(self, job: str) -> dict[str, Any]:
         return raw(await asked(together, lambda: self._client.fine_tuning.retrieve(job)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import Any
 
@@ -38,21 +39,31 @@ class TogetherPrices:
         self._settings = settings
         self._listed: float | None = None
         self._asked = False
+        self._asking = asyncio.Lock()
 
     async def price(self) -> float | None:
         """USD for one member's deployment in one iteration; None where it cannot be known."""
-        wanted = self._settings.deployment
-        hourly = wanted.price_per_hour
-        if hourly is None:
-            hourly = await self.hourly()
+        wanted, hourly = self._settings.deployment, await self.hourly()
         return None if hourly is None else hourly * wanted.hours * wanted.replicas
 
+    async def explain(self) -> str:
+        """Such as '0.5 h at 3.50 USD', or what is missing for a price."""
+        wanted, hourly = self._settings.deployment, await self.hourly()
+        if hourly is None:
+            return f"give trainers.{self._trainer}.deployment.price_per_hour, or a config that the service prices"
+        replicas = "" if wanted.replicas == 1 else f"{wanted.replicas} replicas, "
+        return f"{replicas}{wanted.hours:g} h at {hourly:.2f} USD"
+
     async def hourly(self) -> float | None:
-        """USD per hour and replica on the hardware of `deployment.config`, as the service lists it."""
-        if self._settings.deployment.config and not self._asked:
-            self._asked = True
-            with contextlib.suppress(ProviderFault, ConfigError):
-                self._listed = await self._ask(self._settings.deployment.config)
+        """USD per hour and replica: `price_per_hour`, or what the service lists for the hardware of `config`."""
+        wanted = self._settings.deployment
+        if wanted.price_per_hour is not None:
+            return wanted.price_per_hour
+        async with self._asking:
+            if wanted.config and not self._asked:
+                with contextlib.suppress(ProviderFault, ConfigError):
+                    self._listed = await self._ask(wanted.config)
+                self._asked = True
         return self._listed
 
     async def _ask(self, config: str) -> float | None:

@@ -18,7 +18,7 @@ import together
 
 from sparta_api.errors import TrainingError
 from sparta_api.trainers.config import TogetherTrainer as Settings
-from sparta_api.trainers.deployments import DOWN, STARTING, UP, DeploymentLedger, short_name
+from sparta_api.trainers.deployments import DOWN, UP, DeploymentLedger, all_of, short_name
 from sparta_api.trainers.faults import Pace, ProviderFault, asked, patiently, raw
 from sparta_api.trainers.protocol import ServedModel, TrainedModel
 from sparta_api.trainers.together_client import make_client
@@ -58,7 +58,7 @@ class TogetherDeployments:
         """Waits until the member's endpoint serves the model; TrainingError when it cannot."""
         async with self._turn, self._sentences(f"member '{member}': deploying {model.serve}"):
             name = short_name(self._run_id, member)
-            self._ledger.record(name, backend=self.backend, trainer=self.name, member=member, state=STARTING)
+            self._ledger.begin(name, backend=self.backend, trainer=self.name, member=member)
             project, slug = await self._identity()
             endpoint = await self._endpoint(project, name)
             self._ledger.record(name, project=project, endpoint=endpoint["id"])
@@ -75,13 +75,14 @@ class TogetherDeployments:
 
     async def cleanup(self) -> list[str]:
         """Takes down every endpoint that the ledger does not know to be down; one sentence for each."""
-        done = []
-        for name, entry in self._ledger.up(self.backend, self.name).items():
+
+        async def down(name: str, entry: dict[str, Any]) -> str:
             async with self._sentences(f"member '{entry['member']}': taking {name} down"):
                 await self._take_down(name)
                 self._ledger.record(name, state=DOWN)
-            done.append(f"member '{entry['member']}': Together endpoint {entry.get('model', name)} is down")
-        return done
+            return f"member '{entry['member']}': Together endpoint {entry.get('model', name)} is down"
+
+        return await all_of(down(name, entry) for name, entry in self._ledger.up(self.backend, self.name).items())
 
     async def _take_down(self, name: str) -> None:
         """Unroutes, stops and deletes an endpoint with all its deployments, where it still exists."""

@@ -34,10 +34,6 @@ class Upload:
     tokens: int
     dropped: dict[str, int] = field(default_factory=dict)
 
-    def counts(self) -> dict[str, int]:
-        """What job.json records of it."""
-        return {"sent": self.pairs, **{f"dropped, {reason}": number for reason, number in self.dropped.items()}}
-
     def explain(self) -> str:
         """Such as '3 pairs, 2 dropped (identical)'."""
         gone = ", ".join(f"{number} dropped ({reason})" for reason, number in self.dropped.items())
