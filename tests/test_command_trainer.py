@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from sparta_api import cli
 from sparta_api.config import CommandTrainer as Settings
 from sparta_api.errors import ConfigError, TrainingError
 from sparta_api.trainers import job_worker
 from sparta_api.trainers.command import CommandTrainer
 from sparta_api.trainers.factory import build_deployer
 from sparta_api.trainers.protocol import JobState, TrainedModel
+from tests.front_door import tribe
 from tests.tiny_model import make_tiny_model
 from tests.training_jobs import job_file, make_spec, whole_job
 
@@ -68,7 +71,7 @@ def test_the_command_gets_pairs_and_parent_and_leaves_an_adapter(bench: Path) ->
     model = asyncio.run(whole_job(trainer(bench), spec))
     assert model == TrainedModel("adapter", str(spec.directory / "output"), str(spec.directory / "output"))
     record = job_file(spec)
-    assert record["status"] == "succeeded" and record["pairs"] == {"sent": 12}
+    assert record["status"] == "succeeded" and (record["pairs"], record["dropped"]) == (12, {})
     (sent,) = spec.directory.glob("sparta-*.jsonl")
     first = json.loads(sent.read_text().splitlines()[0])
     assert first["prompt"][0] == {"role": "system", "content": "Be brief."}
@@ -231,6 +234,21 @@ def test_the_llama_factory_example_writes_a_whole_job(bench: Path) -> None:
     assert pairs[0]["messages"][0]["role"] == "system" and pairs[0]["chosen"]["role"] == "assistant"
 
 
+def finished_run(root: Path, base: Path, adapter: Path) -> Path:
+    """As much of a run directory as `merge` reads: member plain was trained to that adapter."""
+    path = tribe(root, "http://127.0.0.1:9/v1", [{"name": name, "model": "m"} for name in ("plain", "other", "third")])
+    (root / "run.json").write_text(json.dumps({"base_dir": str(path.parent)}))
+    plain = {"kind": "adapter", "train": str(adapter), "serve": str(adapter)}
+    empty: dict[str, Any] = {"model": "m", "trained": None, "served": None, "history": []}
+    history = [{"iteration": 0, "model": "plain-1", **plain}]
+    members = {"plain": {**empty, "trained": plain, "history": history}, "other": empty, "third": empty}
+    (root / "models.json").write_text(json.dumps({"trained_iterations": 1, "members": members}))
+    job = root / "iteration_000" / "training" / "plain" / "job.json"
+    job.parent.mkdir(parents=True)
+    job.write_text(json.dumps({"base": str(base)}))
+    return root
+
+
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs the local extra")
 def test_an_adapter_is_merged_and_served_by_the_ollama_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
@@ -267,4 +285,14 @@ def test_an_adapter_is_merged_and_served_by_the_ollama_example(tmp_path: Path, m
     assert torch.allclose(merged.eval()(tokens).logits, expected, atol=1e-4)
     assert not torch.allclose(untuned.eval()(tokens).logits, expected, atol=1e-4)
     assert asyncio.run(up.cleanup()) == [f"member 'plain': {served.model} is down"]
+    run = finished_run(tmp_path / "run", base, tmp_path / "adapter")
+    for member, words in (("plian", "no member 'plian'; did you mean"), ("other", "was not trained in any")):
+        failed = CliRunner().invoke(cli.app, ["merge", str(run), "--member", member, "--out", str(tmp_path / "x")])
+        assert isinstance(failed.exception, ConfigError) and words in str(failed.exception)
+    out = tmp_path / "by hand"
+    done = CliRunner().invoke(cli.app, ["merge", str(run), "--member", "plain", "--out", str(out)])
+    assert done.exit_code == 0 and done.stdout.strip() == str(out), done.exception
+    by_hand: Any = AutoModelForCausalLM.from_pretrained(out)
+    assert torch.allclose(by_hand.eval()(tokens).logits, expected, atol=1e-4)
+    assert (out / "tokenizer_config.json").is_file()
     assert (tmp_path / "calls").read_text().splitlines() == [f"create {served.model}", f"rm {served.model}"]

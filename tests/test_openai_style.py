@@ -23,7 +23,7 @@ from sparta_api.trainers.protocol import ServedModel, TrainedModel
 from tests.emulators.process import EmulatorProcess
 from tests.training_jobs import FAST, KEY_ENV, job_file, killed_at, make_spec, pair, whole_job
 
-STEPS = ("list files", "upload", "file", "list jobs", "create job", "job", "events")
+STEPS = ("list files", "upload", "file", "list jobs", "create job", "job", "events", "checkpoints")
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,8 @@ def test_two_iterations_as_configured_and_the_model_answers_at_once(service: Emu
     assert one["method"] == {"type": "dpo", "dpo": {"hyperparameters": wanted}}
     assert one["hyperparameters"] is None and one["seed"] == 7
     assert one["metadata"]["sparta_key"] == one["user_provided_suffix"] == spec.key
+    kept = [(row["step"], row["model"]) for row in job_file(spec)["checkpoints"]]
+    assert kept == [(step, f"{first.serve}:ckpt-step-{step}") for step in (3, 6)]
     body = json.dumps({"model": second.serve, "messages": [{"role": "user", "content": "Hello"}]}).encode()
     with urlopen(Request(f"{service.base_url}/chat/completions", body)) as answer:
         assert json.load(answer)["model"] == second.serve
@@ -124,6 +126,13 @@ def test_a_file_that_turns_out_bad_stops_before_the_job(service: EmulatorProcess
 def test_statuses_are_followed_to_the_end(service: EmulatorProcess, tmp_path: Path) -> None:
     service.change(job_statuses=["validating_files", "queued", "paused", "brand_new", "running", "succeeded"])
     assert asyncio.run(whole_job(trainer(service), make_spec(tmp_path))).kind == "openai"
+
+
+def test_checkpoints_that_are_not_told_stop_nothing(service: EmulatorProcess, tmp_path: Path) -> None:
+    service.change(faults={"checkpoints": ["404"]})
+    spec = make_spec(tmp_path)
+    assert asyncio.run(whole_job(trainer(service), spec)).kind == "openai"
+    assert "checkpoints" not in job_file(spec)
 
 
 def test_a_failed_job_says_why_and_where(service: EmulatorProcess, tmp_path: Path) -> None:
@@ -209,6 +218,9 @@ def test_estimates_come_from_the_price_in_the_file(service: EmulatorProcess, tmp
 
     forecast, estimate = asyncio.run(ask(price_per_million_tokens=25, epochs=2))
     assert forecast.total_usd == 50 and 0 < estimate.total_usd < 0.1
+    for deploy, usd in (({}, None), ({"price_per_hour": 3, "hours": 2}, 6), ({"price_per_hour": 0}, 0)):
+        (forecast, _) = asyncio.run(ask(price_per_million_tokens=25, deploy={"command": ["x"], **deploy}))
+        assert (forecast.usd, forecast.deployment_usd) == (25, usd)
     assert [found.total_usd for found in asyncio.run(ask())] == [None, None]
     assert service.look()["jobs"] == []
 

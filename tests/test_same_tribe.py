@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.emulators.process import EmulatorProcess
-from tests.front_door import results, rows, sparta, tribe
+from tests.forked import forked
+from tests.front_door import results, rows, tribe
 from tests.loopback import start_loopback
 from tests.tiny_model import make_tiny_model
 from tests.training_jobs import KEY_ENV
@@ -20,21 +20,17 @@ pytestmark = [
     pytest.mark.trl,
     pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs the local extra"),
 ]
-MEMBERS = 3
+MEMBERS: list[dict[str, Any]] = [
+    {"name": "learner", "model": "model-0", "system_prompt": "You are quick."},
+    {"name": "fixed", "model": "model-1", "trainer": "none"},
+    {"name": "judge", "model": "model-2", "roles": ["judge"]},
+]
 KINDS = {"local": "adapter", "together": "together", "openai": "openai"}
-
-
-def tell_apart(path: Path) -> None:
-    """Gives every member a system prompt of its own, so that no two learn the same."""
-    config = yaml.safe_load(path.read_text())
-    for member in config["members"]:
-        member["system_prompt"] = f"You are {member['name']}."
-    path.write_text(yaml.safe_dump(config, sort_keys=False))
 
 
 def test_only_the_trainers_name_changes(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "tiny")
-    served: dict[str, Any] = {"models": {f"model-{number}": {} for number in range(MEMBERS)}}
+    served: dict[str, Any] = {"models": {str(member["model"]): {} for member in MEMBERS}}
     with (
         start_loopback(served, tmp_path) as members,
         EmulatorProcess("together") as together,
@@ -57,20 +53,23 @@ def test_only_the_trainers_name_changes(tmp_path: Path) -> None:
             },
             training={"trainer": "local"},
         )
-        tell_apart(path)
-        env = {"SPARTA_TRAINING_PACE": "0.01"}
         for trainer in KINDS:
             run = tmp_path / trainer
-            ended = sparta("run", "--tribe", path, "--trainer", trainer, "--run-dir", run, "--yes", env=env)
+            told = ("--tribe", path, "--trainer", trainer, "--run-dir", run, "--yes")
+            ended = forked("run", *told, env={"SPARTA_TRAINING_PACE": "0.002"})
             assert ended.code == 0, ended.err
-        assert (len(together.look()["jobs"]), len(openai.look()["jobs"])) == (MEMBERS * 2, MEMBERS * 2)
+        assert (len(together.look()["jobs"]), len(openai.look()["jobs"])) == (2, 2)
     firsts = []
     for trainer, kind in KINDS.items():
         models = json.loads((tmp_path / trainer / "models.json").read_text())["members"]
-        assert {step["kind"] for member in models.values() for step in member["history"]} == {kind}
-        assert [len(member["history"]) for member in models.values()] == [2] * MEMBERS
-        names = {row["model"] for row in rows(tmp_path / trainer / "iteration_001" / "responses.jsonl")}
-        assert names == {member["history"][0]["model"] for member in models.values()}
+        assert {name: [step["kind"] for step in model["history"]] for name, model in models.items()} == {
+            "learner": [kind, kind],
+            "fixed": [],
+            "judge": [],
+        }
+        answers = rows(tmp_path / trainer / "iteration_001" / "responses.jsonl")
+        names = {(row["fighter"], row["model"]) for row in answers}
+        assert names == {("learner", models["learner"]["history"][0]["model"]), ("fixed", "model-1")}
         found = results(tmp_path / trainer)
         firsts.append({name: data for name, data in found.items() if name.startswith("iteration_000")})
     assert firsts[0] == firsts[1] == firsts[2]

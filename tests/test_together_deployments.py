@@ -148,10 +148,22 @@ def test_cleanup_takes_down_what_the_ledger_knows_wherever_it_was_killed(
         root = tmp_path / step
         asyncio.run(bring_up(service, root, "a", "b"))
         assert killed_at(service, step, "hang after", partial(take_down, service, root))
-        assert len(asyncio.run(take_down(service, root))) == 2
+        left = DeploymentLedger(root).up("together", "remote")
+        assert len(left) > 0
+        assert len(asyncio.run(take_down(service, root))) == len(left)
         seen = service.look()
         assert (seen["endpoints"], seen["deployments"]) == ([], []), f"killed at {step}"
         assert asyncio.run(take_down(service, root)) == []
+
+
+def test_one_that_cannot_be_taken_down_does_not_keep_the_others_up(service: EmulatorProcess, tmp_path: Path) -> None:
+    asyncio.run(bring_up(service, tmp_path, "a", "b", "c"))
+    service.change(faults={"delete endpoint": ["403"]})
+    with pytest.raises(TrainingError, match=r"taking sparta-.* down at .* failed \(403"):
+        asyncio.run(take_down(service, tmp_path))
+    assert len(service.look()["endpoints"]) == len(DeploymentLedger(tmp_path).up("together", "remote")) == 1
+    assert len(asyncio.run(take_down(service, tmp_path))) == 1
+    assert service.look()["endpoints"] == []
 
 
 def test_a_failed_deployment_says_why_and_how_to_get_rid_of_it(service: EmulatorProcess, tmp_path: Path) -> None:

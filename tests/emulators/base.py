@@ -88,7 +88,10 @@ class Emulator:
             queue = self.state.faults.get(operation, [])
             fault = queue.pop(0) if queue else "ok"
             if fault in ("ghost", "drop", "hang after", "ok"):
-                response = await handler(request)
+                try:
+                    response = await handler(request)
+                except ConnectionResetError:
+                    return web.Response()
                 return response if fault == "ok" else await self._spoil(request, operation, fault)
             return await self._spoil(request, operation, fault)
 

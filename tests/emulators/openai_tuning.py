@@ -32,6 +32,7 @@ class OpenAITuning(Emulator):
             ("GET", "/v1/fine_tuning/jobs", "list jobs", self.list_jobs),
             ("GET", "/v1/fine_tuning/jobs/{id}", "job", self.job),
             ("GET", "/v1/fine_tuning/jobs/{id}/events", "events", self.events),
+            ("GET", "/v1/fine_tuning/jobs/{id}/checkpoints", "checkpoints", self.checkpoints),
             ("POST", "/v1/fine_tuning/jobs/{id}/cancel", "cancel", self.cancel),
             ("GET", "/v1/models", "models", self.list_models),
             ("GET", "/v1/models/{id:.+}", "model", self.model),
@@ -129,6 +130,23 @@ class OpenAITuning(Emulator):
         return web.json_response(
             {"object": "list", "data": [{**event, "type": "metrics", "data": data}], "has_more": False}
         )
+
+    async def checkpoints(self, request: web.Request) -> web.Response:
+        job = self._find(request)
+        if job is None:
+            return self.error(404, "no such job")
+        known = {"object": "fine_tuning.job.checkpoint", "created_at": 1, "fine_tuning_job_id": job["id"]}
+        rows = [
+            {
+                **known,
+                "id": f"ftckpt-{step}",
+                "step_number": step,
+                "fine_tuned_model_checkpoint": f"{job['fine_tuned_model']}:ckpt-step-{step}",
+                "metrics": {"step": step, "train_loss": 0.61},
+            }
+            for step in (6, 3)
+        ]
+        return web.json_response({"object": "list", "data": rows, "has_more": False})
 
     async def cancel(self, request: web.Request) -> web.Response:
         job = self._find(request)
