@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sparta_api.decisions import decision_route
 from tests.front_door import rows, sparta, tribe
 from tests.loopback.process import LoopbackProcess
 
@@ -60,3 +66,55 @@ def test_a_judge_may_ask_for_fewer_alternatives(tmp_path: Path) -> None:
     with LoopbackProcess(scenario, tmp_path / "server") as server:
         (found,) = play(server, tmp_path, members=[*fighters, judge])
     assert 0 < found["label_mass"] < 0.8
+
+
+@contextmanager
+def answering(answers: dict[str, tuple[int, str]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server that answers every path with a status and a text, 404 elsewhere; its address and what it was sent."""
+    seen: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            seen.append({"path": self.path, "key": self.headers["Authorization"], **body})
+            status, text = answers.get(self.path, (404, "Not Found"))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1", seen
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answers", "route"),
+    [
+        ({"/v1/systemone": (400, '{"error": "questions: needs at least one question"}')}, "/systemone"),
+        ({"/v1/decisions": (422, "questions: at least 1 item")}, "/decisions"),
+        ({"/v1/systemone": (501, "The model does not support the structured decision API")}, None),
+        ({"/v1/systemone": (400, "bad request"), "/v1/decisions": (200, "{}")}, None),
+        ({}, None),
+    ],
+)
+def test_decisions_are_found_without_a_question(answers: dict[str, tuple[int, str]], route: str | None) -> None:
+    with answering(answers) as (url, seen):
+        found = asyncio.run(decision_route(url, "m", {"Authorization": "Bearer k"}, proxies=False))
+    assert found == (None if route is None else url + route)
+    assert all(one["questions"] == {} and one["model"] == "m" and one["key"] == "Bearer k" for one in seen)
+    assert seen
+
+
+def test_an_endpoint_that_is_gone_offers_nothing() -> None:
+    with answering({}) as (url, _):
+        pass
+    assert asyncio.run(decision_route(url, "m", {}, proxies=False)) is None
