@@ -106,15 +106,28 @@ def _references(config: TribeConfig) -> list[tuple[KeyPath, str]]:
             known = nearest(name, [*config.trainers, "none"])
             owner = f"members[{path[1]}]" if path[0] == "members" else "training"
             found.append((path, f"{owner}.trainer: there is no trainer '{name}'{known}"))
+    if config.training.stop_on_collapse and config.heldout is None:
+        text = "training.stop_on_collapse looks at held-out answers; give some instructions under heldout"
+        found.append((("training", "stop_on_collapse"), text))
     return found
 
 
 def _prices(config: TribeConfig) -> list[tuple[KeyPath, str]]:
-    missing = [f"'{m.name}'" for m in config.members if m.server is None and m.price is None]
-    if config.limits.max_cost_usd is None or not missing:
+    if config.limits.max_cost_usd is None:
         return []
-    text = f"limits.max_cost_usd needs the price of every member; {', '.join(missing)} lacks one"
-    return [(("limits", "max_cost_usd"), text.replace("lacks", "lack") if len(missing) > 1 else text)]
+    path: KeyPath = ("limits", "max_cost_usd")
+    found = []
+    missing = [f"'{m.name}'" for m in config.members if m.server is None and m.price is None]
+    if missing:
+        text = f"limits.max_cost_usd needs the price of every member; {', '.join(missing)} lacks one"
+        found.append((path, text.replace("lacks", "lack") if len(missing) > 1 else text))
+    for name in dict.fromkeys(config.trainer_of(member) for member in config.members):
+        section = config.trainers.get(name or "none")
+        keys = [] if section is None or isinstance(section, TrlTrainer) else section.unpriced
+        if keys:
+            wanted = " and ".join(f"trainers.{name}.{key}" for key in keys)
+            found.append((path, f"limits.max_cost_usd needs to know what trainer '{name}' costs; give {wanted}"))
+    return found
 
 
 def expanded(resolved: TribeConfig, source: Source) -> list[Problem]:
@@ -287,4 +300,3 @@ def warnings(resolved: TribeConfig) -> list[str]:
 def _loopback(url: str) -> bool:
     host = urlsplit(url).hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")
-

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sparta_api.bill import Bill, read_bill, read_job
 from sparta_api.config import TribeConfig, TrlTrainer
+from sparta_api.gain import read_gain
 from sparta_api.journal import read_lines
 from sparta_api.models import Models
 from sparta_api.progress import MemberTotals, TrainingProgress
@@ -13,7 +15,6 @@ from sparta_api.reputation import Rating, Reputation, variant_multipliers
 from sparta_api.rundir import IterationFiles, RunDirectory
 from sparta_api.standing import Standing
 from sparta_api.summary import IterationReport, MemberReport, RunReport, Sample
-from sparta_api.training import read_job
 from sparta_api.warm_start import starting_reputations
 
 CHUNK = 1 << 20
@@ -72,7 +73,8 @@ def report(run: RunDirectory, config: TribeConfig, notices: tuple[str, ...] = ()
     rounds = standings(config, run)
     history = tuple(_iteration(config, run, number, standing) for number, standing in enumerate(rounds))
     models = Models(run, config)
-    members = tuple(_member(config, run, models, name, rounds) for name in models.members)
+    bill = read_bill(run, config)
+    members = tuple(_member(config, run, models, name, rounds, bill) for name in models.members)
     return RunReport(
         run=str(record["id"]),
         directory=str(run.root),
@@ -83,6 +85,9 @@ def report(run: RunDirectory, config: TribeConfig, notices: tuple[str, ...] = ()
         members=members,
         history=history,
         samples=samples(run),
+        gain=read_gain(run, config),
+        control=config.preferences.control,
+        bill=bill,
         notices=notices,
     )
 
@@ -90,20 +95,20 @@ def report(run: RunDirectory, config: TribeConfig, notices: tuple[str, ...] = ()
 def _iteration(config: TribeConfig, run: RunDirectory, number: int, standing: Standing) -> IterationReport:
     files = run.iteration(number)
     total = count_lines(files.matchups)
-    void = dict(standing.void)
+    void = dict(standing.tally.void)
     return IterationReport(
         index=number,
         total=total,
         judged=standing.folded - sum(void.values()),
-        ties=sum(totals.ties for totals in standing.totals.values()) // 2,
+        ties=sum(totals.ties for totals in standing.tally.totals.values()) // 2,
         void=void,
         owed=total - standing.folded,
         pairs=count_lines(files.preferences),
         members=tuple(
-            _figures(config, member.name, standing.totals[member.name], standing.before, standing.reputation)
+            _figures(config, member.name, standing.tally.totals[member.name], standing.before, standing.reputation)
             for member in config.members
         ),
-        verifiers=standing.verifiers,
+        verifiers=standing.tally.verifiers,
     )
 
 
@@ -123,10 +128,12 @@ def _figures(
     )
 
 
-def _member(config: TribeConfig, run: RunDirectory, models: Models, name: str, rounds: list[Standing]) -> MemberReport:
+def _member(
+    config: TribeConfig, run: RunDirectory, models: Models, name: str, rounds: list[Standing], bill: Bill
+) -> MemberReport:
     totals = MemberTotals()
     for standing in rounds:
-        totals.add(standing.totals[name])
+        totals.add(standing.tally.totals[name])
     first = first_reputation(config)
     figures = _figures(config, name, totals, first.reputations, rounds[-1].reputation if rounds else first)
     entry = models.members[name]
@@ -142,6 +149,7 @@ def _member(config: TribeConfig, run: RunDirectory, models: Models, name: str, r
         deviation=figures.deviation,
         floor_hits=totals.floor_hits,
         squared_changes=totals.squared_changes,
+        training_costs=bill.of(name),
         training=_training([run.iteration(n) for n in range(len(rounds))], name) if trainer else None,
         model=entry.model,
         adapter=trained.serve if trained and trained.kind == "adapter" else None,

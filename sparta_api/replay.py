@@ -28,7 +28,7 @@ from sparta_api.judging import Orders
 from sparta_api.outcome import count_lines, first_reputation, next_reputation, standings
 from sparta_api.panel import Panel
 from sparta_api.played import PlayedDuel, iterations, played
-from sparta_api.preferences import PairCounts, build
+from sparta_api.preferences import PairCounts, configured
 from sparta_api.reputation import Reputation
 from sparta_api.rundir import IterationFiles, RunDirectory
 from sparta_api.session import InstructionStore
@@ -175,14 +175,14 @@ def _pairs(
     """Makes the pairs of the verdicts and returns their number; writes both where there is a target."""
     responses = (row for row, _, _ in read_lines(files.responses) if "error" not in row)
     counts = PairCounts()
-    margin = config.preferences.min_margin
+    number, prompts = files.number, instructions.messages
     if target is None:
-        deque(build(rows, responses, instructions.messages, margin, counts), maxlen=0)
+        deque(configured(config, number, rows, responses, prompts, counts), maxlen=0)
         return counts.pairs
     written = target.iteration(files.number)
     write_lines(written.duels, rows)
     duels = (row for row, _, _ in read_lines(written.duels))
-    write_lines(written.preferences, build(duels, responses, instructions.messages, margin, counts))
+    write_lines(written.preferences, configured(config, number, duels, responses, prompts, counts))
     return counts.pairs
 
 

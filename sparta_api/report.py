@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from rich import box
 from rich.cells import cell_len, set_cell_size
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sparta_api.report_gain import show_gain
 from sparta_api.secrets import scrub
 from sparta_api.summary import (
     IterationReport,
@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 SIDE_BY_SIDE_WIDTH = 110
+SAMPLES = 4
+"""Of how many held-out instructions the answers are shown."""
 SAMPLE_LINES = 3
 _GAP = 2
 
@@ -59,6 +61,8 @@ def render(report: RunReport, console: Console) -> None:
     if report.history:
         console.print("", iteration_table(report.history), sep="\n")
     _voids(report, console)
+    if report.gain is not None:
+        show_gain(report.gain, console)
     _samples(report.samples, console)
     _adapters(report.members, console)
     _warnings(report, console)
@@ -97,6 +101,9 @@ def _title(report: RunReport, console: Console) -> None:
     console.print(Text.assemble("\n", safe(report.run, 60, "bold"), "  ", (state, "cyan")))
     usage = report.usage
     spent = f", {dollars(report.spent_usd)}" if report.spent_usd != 0 else ""
+    training, serving = report.bill.total.training, report.bill.total.deployments
+    if training or serving:
+        spent += f" ({dollars(training)} of it for training, {dollars(serving)} for deployments)"
     tokens = f"{count(usage.prompt)} tokens in, {count(usage.completion)} out"
     spared = sum(member.totals.spared for member in report.members)
     saved = f", {count(spared)} questions to judges spared" if spared else ""
@@ -147,7 +154,7 @@ def _abstained(row: MemberReport) -> Text:
 
 
 def _cost(row: MemberReport) -> Text:
-    return Text(dollars(row.totals.cost_usd).removesuffix(" USD"), style="" if row.totals.cost_usd else "dim")
+    return Text(dollars(row.spent_usd).removesuffix(" USD"), style="" if row.spent_usd else "dim")
 
 
 def _margin(row: MemberReport) -> Text:
@@ -181,7 +188,7 @@ def _work(rows: Sequence[MemberReport]) -> list[_Column]:
         _Column("out", lambda row: _number(row.totals.usage.completion)),
         _Column("abstained", _abstained),
     ]
-    if any(row.totals.cost_usd != 0 for row in rows):
+    if any(row.spent_usd != 0 for row in rows):
         columns.append(_Column("USD", _cost))
     if any(row.training for row in rows):
         columns += [
@@ -218,7 +225,9 @@ def _samples(samples: Sequence[Sample], console: Console) -> None:
     wide = console.width >= SIDE_BY_SIDE_WIDTH
     name_width = min(max(cell_len(clean(sample.member)) for sample in samples), 16)
     text_width = (console.width - name_width - 6) // 2 if wide else console.width - name_width - 11
-    for prompt, group in groupby(samples, key=lambda sample: sample.prompt):
+    shown = list(dict.fromkeys(sample.prompt for sample in samples))[:SAMPLES]
+    for prompt in shown:
+        group = [sample for sample in samples if sample.prompt == prompt]
         console.print(Text("\n" + _excerpt(prompt, 2 * console.width), style="italic"))
         grid = Table.grid(padding=(0, 2, 0, 0))
         if wide:

@@ -13,16 +13,19 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+from sparta_api.bill import read_bill
 from sparta_api.budget import Budget
 from sparta_api.client import Client
 from sparta_api.duels import Engine, owed_sentence
 from sparta_api.errors import DiskError, Interrupted
+from sparta_api.gain import stop_at_collapse
 from sparta_api.heldout import ask_heldout
+from sparta_api.heldout_scores import HeldoutScores
 from sparta_api.journal import read_lines, write_lines
 from sparta_api.matchmaking import Matchup, plan
 from sparta_api.models import Models
 from sparta_api.outcome import count_lines, first_reputation, next_reputation, standings
-from sparta_api.preferences import PairCounts, build
+from sparta_api.preferences import PairCounts, configured
 from sparta_api.progress import Progress
 from sparta_api.reputation import Reputation
 from sparta_api.rundir import IterationFiles
@@ -30,7 +33,7 @@ from sparta_api.seating import Seating
 from sparta_api.session import InstructionStore, Session
 from sparta_api.standing import Standing
 from sparta_api.trainers.factory import make_trainers
-from sparta_api.training import TrainingStage, read_job
+from sparta_api.training import TrainingStage
 from sparta_api.verifiers import Verifiers
 
 FIGURES_EVERY_S = 0.2
@@ -95,13 +98,13 @@ class Run:
 
     async def _close(self) -> None:
         """Ends whatever the run has started, also where its directory cannot be written any more."""
-        grace = INTERRUPT_GRACE_S if isinstance(self._stopped, Interrupted) else None
+        interrupted = isinstance(self._stopped, Interrupted)
         if self._session.record.get("state") != "done":
             with contextlib.suppress(DiskError):
                 self._session.save(state="stopped", lost=self._budget.lost)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._client.close)
-            stack.push_async_callback(self._seating.close, grace)
+            stack.push_async_callback(self._seating.close, keep_up=interrupted)
             stack.push_async_callback(self._verifiers.close)
             for trainer in self._trainers.values():
                 stack.push_async_callback(trainer.close)
@@ -111,17 +114,13 @@ class Run:
             self._progress.notices.append(text)
 
     def _spent_so_far(self, rounds: list[Standing]) -> Budget:
-        totals = [totals for standing in rounds for totals in standing.totals.values()]
-        jobs = [
-            read_job(self._files.iteration(number).job(member.name)).get("cost_usd") or 0.0
-            for number in range(len(rounds))
-            for member in self._config.members
-        ]
+        totals = [totals for standing in rounds for totals in standing.tally.totals.values()]
+        jobs = read_bill(self._files, self._config).total.total
         budget = Budget(
             self._config.limits,
             requests=sum(t.requests for t in totals),
             tokens=sum(t.usage.prompt + t.usage.completion for t in totals),
-            cost=math.fsum([*(t.cost_usd or 0.0 for t in totals), *jobs]),
+            cost=math.fsum([*(t.cost_usd or 0.0 for t in totals), jobs]),
         )
         budget.restore(self._session.record.get("lost", {}))
         return budget
@@ -169,6 +168,8 @@ class Run:
         self._session.save(iteration=number)
         if number == 0:
             await self._heldout(trained=0)
+        elif self._config.training.stop_on_collapse:
+            stop_at_collapse(self._files, self._config)
         standing = await self._duels(files, start)
         self._files.write_json(self._files.ratings, standing.reputation.to_json())
         pairs = self._preferences(files)
@@ -193,10 +194,10 @@ class Run:
         if standing.dropped:
             self._notice(f"{files.root}: a half-written line was dropped; its work is done again")
         progress = self._progress
-        progress.totals = standing.totals
+        progress.totals = standing.tally.totals
         progress.reputation_before = standing.before
         progress.duels_total, progress.duels_done = total, standing.folded
-        progress.duels_void = sum(standing.void.values())
+        progress.duels_void = sum(standing.tally.void.values())
         progress.answers_expected = _answers(files, self._config.judging.rounds)
         self._enter("duels")
         if standing.folded < total:
@@ -245,8 +246,8 @@ class Run:
             counts = PairCounts()
             duels = (row for row, _, _ in read_lines(files.duels))
             responses = (row for row, _, _ in read_lines(files.responses) if "error" not in row)
-            margin = self._config.preferences.min_margin
-            write_lines(files.preferences, build(duels, responses, self._instructions.messages, margin, counts))
+            prompts = self._instructions.messages
+            write_lines(files.preferences, configured(self._config, files.number, duels, responses, prompts, counts))
             self._session.record.setdefault("pairs", {})[str(files.number)] = {
                 "pairs": counts.pairs,
                 "ties": counts.ties,
@@ -269,7 +270,10 @@ class Run:
         """Asks the held-out instructions of all fighters, once per stage of training."""
         if self._config.heldout is not None:
             self._enter("held-out answers")
-            await ask_heldout(self._session, self._seating.seats, self._client, trained)
+            seats = self._seating.seats
+            await ask_heldout(self._session, seats, self._client, trained)
+            scores = HeldoutScores(self._session, seats, self._client, self._verifiers.by_name, self._notice)
+            await scores.score(trained)
 
 
 def _matchups(files: IterationFiles) -> Iterator[Matchup]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from sparta_api.bill import read_job, under_way
 from sparta_api.config import TribeConfig
 from sparta_api.config_diff import Change, changed_keys
 from sparta_api.config_file import LoadedTribe, dump_tribe, read_tribe
@@ -90,8 +91,13 @@ class Session:
 def instruction_rows(instructions: InstructionSet) -> Iterator[dict[str, Any]]:
     """Rows of instructions.jsonl."""
     for item in instructions.items:
-        answer = {"answer": item.answer} if item.answer is not None else {}
-        yield {"id": item.id, "prompt": item.prompt} | answer | item.fields
+        yield instruction_row(item)
+
+
+def instruction_row(item: Instruction) -> dict[str, Any]:
+    """An instruction as a row."""
+    answer = {"answer": item.answer} if item.answer is not None else {}
+    return {"id": item.id, "prompt": item.prompt} | answer | item.fields
 
 
 def instructions_hash(items: Sequence[Instruction]) -> str:
@@ -139,6 +145,8 @@ def create(root: Path, loaded: LoadedTribe) -> Session:
         "instructions": {"count": len(instructions.items), "duplicates": instructions.duplicates},
         "changes": [],
     }
+    if loaded.config.preferences.control != "none":
+        record["control"] = loaded.config.preferences.control
     run.write_json(run.state, record)
     return Session(run, loaded, record)
 
@@ -152,7 +160,7 @@ def continued(root: Path, loaded: LoadedTribe) -> Session:
     record = run.read_json(run.state)
     old = read_tribe(run.tribe)
     changes = changed_keys(old, loaded.config)
-    refused = [change.path for change in changes if not _allowed(run, change, old, loaded.config)]
+    refused = [_named(change) for change in changes if not _allowed(run, change, old, loaded.config)]
     hashes = record["hashes"]
     if template_for(loaded.resolved.judging).sha256 != hashes["judging_prompt"]:
         refused.append("judging.prompt (its text)")
@@ -184,12 +192,15 @@ def _allowed(run: RunDirectory, change: Change, old: TribeConfig, new: TribeConf
     return not any(_started(run, name) for name in moved)
 
 
+def _named(change: Change) -> str:
+    """The changed key; of a trainer with the reason, for between its jobs it may change."""
+    return f"{change.path} (while a job of that trainer is under way)" if change.of_trainers else change.path
+
+
 def _learners(config: TribeConfig, trainer: str) -> list[str]:
     return [member.name for member in config.members if config.trainer_of(member) == trainer]
 
 
 def _started(run: RunDirectory, member: str) -> bool:
     """Whether a job of the member is under way in the newest iteration."""
-    newest = run.newest_iteration()
-    path = run.iteration(newest).job(member)
-    return path.exists() and run.read_json(path).get("status") not in ("succeeded", "skipped")
+    return under_way(read_job(run.iteration(run.newest_iteration()).job(member)))

@@ -11,11 +11,18 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from sparta_api.bill import Bill, Costs
+from sparta_api.gain import Gain, collapse_sentences
 from sparta_api.progress import MemberTotals, TrainingProgress, Usage
 from sparta_api.secrets import scrub
 
+CONTROL = (
+    "a control run: coins decide which response of a pair is chosen (preferences.control: shuffled), so nothing that it"
+    " shows comes from the verdicts"
+)
 VOID_WARNING = 0.10
 ABSTENTION_WARNING = 0.10
 FLIP_WARNING = 0.05
@@ -38,6 +45,8 @@ class MemberReport:
     """Duels after which its reputation lay on the floor."""
     squared_changes: float = 0.0
     """Sum over its duels of the squared change of its reputation; what `separated` compares with."""
+    training_costs: Costs = field(default_factory=Costs)
+    """What its training jobs and their deployments cost."""
     training: TrainingProgress | None = None
     """The last training; None when it is not trained."""
     model: str = ""
@@ -47,6 +56,12 @@ class MemberReport:
     base_model: str | None = None
     """The weights that the adapter belongs to."""
     lora_rank: int | None = None
+
+    @property
+    def spent_usd(self) -> float | None:
+        """What its requests, its training and its deployments cost; None when a price is not known."""
+        requests = self.totals.cost_usd
+        return None if requests is None or self.training_costs.partial else requests + self.training_costs.total
 
     @property
     def abstention_share(self) -> float:
@@ -66,6 +81,7 @@ class MemberReport:
             "reputation_after": _finite(self.reputation_after),
             "deviation": _finite(self.deviation),
             "floor_hits": self.floor_hits,
+            "training_costs": self.training_costs.to_json(),
             "training": training
             and {
                 "state": training.state,
@@ -131,13 +147,19 @@ class RunReport:
     members: tuple[MemberReport, ...]
     history: tuple[IterationReport, ...] = ()
     samples: tuple[Sample, ...] = ()
+    gain: Gain | None = None
+    """The figures of the held-out answers."""
+    control: str = "none"
+    """`preferences.control`."""
+    bill: Bill = field(default_factory=Bill)
+    """What its training and deployments cost, and what has not ended."""
     notices: tuple[str, ...] = ()
     """Warnings that were given while it ran."""
 
     @property
     def spent_usd(self) -> float | None:
-        """What all requests cost; None when a price is not known."""
-        costs = [member.totals.cost_usd for member in self.members]
+        """What requests, training and deployments cost; None when a price is not known."""
+        costs = [member.spent_usd for member in self.members]
         return None if None in costs else math.fsum(cost for cost in costs if cost is not None)
 
     @property
@@ -172,11 +194,15 @@ class RunReport:
             "requests": self.requests,
             "usage": {"prompt": usage.prompt, "cached": usage.cached, "completion": usage.completion},
             "spent_usd": self.spent_usd,
+            "training_costs": self.bill.total.to_json(),
+            "up": list(self.bill.up),
             "separated": separated(self.members),
             "questions_spared": sum(member.totals.spared for member in self.members),
             "members": [member.to_json() for member in self.members],
             "verifiers": verifier_counts(self.history),
             "history": [iteration.to_json() for iteration in self.history],
+            "heldout": self.gain and self.gain.to_json(),
+            "control": self.control,
             "warnings": warnings(self),
             "next": self.next_command,
         }
@@ -232,7 +258,7 @@ def separated(members: Sequence[MemberReport]) -> bool | None:
 def warnings(report: RunReport) -> list[str]:
     """What a reader of the figures has to know before trusting them, one sentence each."""
     duels = duel_counts(report.history)
-    found: list[str] = list(dict.fromkeys(report.notices))
+    found = _of_the_run(report)
     ended = duels["n_judged"] + duels["n_void"]
     if ended and duels["n_void"] / ended > VOID_WARNING:
         share = f"{duels['n_void'] / ended:.0%} of the duels are void"
@@ -263,6 +289,15 @@ def warnings(report: RunReport) -> list[str]:
             "the ranking is not separated: coin tosses would spread the reputations as much, so read no order into them"
         )
     return [scrub(sentence) for sentence in found]
+
+
+def _of_the_run(report: RunReport) -> list[str]:
+    """What was noticed on the way, a control, and models that collapsed."""
+    found = list(dict.fromkeys(report.notices))
+    if report.control != "none":
+        found.insert(0, CONTROL)
+    found += report.bill.sentences(Path(report.directory), report.finished)
+    return found + (collapse_sentences(report.gain) if report.gain else [])
 
 
 def serve_commands(members: Sequence[MemberReport]) -> list[str]:

@@ -271,7 +271,8 @@ def test_json_has_stable_keys_and_no_nan() -> None:
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert list(data) == [
         "run", "directory", "finished", "iteration", "iterations", "phase", "duels", "requests", "usage", "spent_usd",
-        "separated", "questions_spared", "members", "verifiers", "history", "warnings", "next",
+        "training_costs", "up", "separated", "questions_spared", "members", "verifiers", "history", "heldout",
+        "control", "warnings", "next",
     ]  # fmt: skip
     assert data["duels"] == {
         "n_total": 20, "n_judged": 19, "n_void": 1, "n_owed": 0, "n_tied": 4, "void_reasons": {"no judge is left": 1},
@@ -280,8 +281,9 @@ def test_json_has_stable_keys_and_no_nan() -> None:
     assert data["next"] == "sparta-api resume runs/q"
     assert list(data["members"][0]) == [
         "name", "roles", "duels", "wins", "losses", "ties", "void", "responses", "judgments", "judged", "abstained",
-        "flips", "spared", "failed", "requests", "usage", "cost_usd", "floor_hits", "squared_changes", "abstention_share",
-        "reputation_before", "reputation_after", "deviation", "training", "model", "adapter", "base_model",
+        "flips", "spared", "failed", "requests", "usage", "cost_usd", "floor_hits", "squared_changes",
+        "abstention_share", "reputation_before", "reputation_after", "deviation", "training_costs", "training",
+        "model", "adapter", "base_model",
     ]  # fmt: skip
     assert data["members"][1]["training"]["loss"] is None
     assert list(data["history"][0]) == ["iteration", "duels", "pairs", "members", "verifiers"]
