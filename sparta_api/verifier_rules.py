@@ -106,7 +106,7 @@ class ChoiceRule:
     def _chosen(self, response: str) -> str | None:
         boxed = [text.strip(" ()") for text in _BOXED.findall(response)]
         if boxed:
-            return boxed[-1]
+            return str(boxed[-1])
         if stated := self._stated.findall(response):
             return str(stated[-1])
         whole = response.strip(" \t\n()[].*\"'`").upper()
