@@ -9,9 +9,9 @@ from statistics import fmean
 
 from bench.real_judge import SCALE, Cells, Grid, RealModel, bench_of, score
 from bench.stage import REPOSITORY, say
-from sparta_api.expected import label_scale
-from sparta_api.judging import Bench, Message
-from sparta_api.prompts import Template, load_template
+from sparta_api.judging.bench import Bench, Message
+from sparta_api.judging.expected import label_scale
+from sparta_api.judging.prompts import Template, load_template
 from tests.front_door import rows
 
 

@@ -13,11 +13,11 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from sparta_api.config import TribeConfig
-from sparta_api.expected import labels
-from sparta_api.judging import Bench, Message, Score
-from sparta_api.servers import ServerManager
-from sparta_api.wire import Answer, read
+from sparta_api.config.tribe import TribeConfig
+from sparta_api.endpoints.wire import Answer, read
+from sparta_api.judging.bench import Bench, Message, Score
+from sparta_api.judging.expected import labels
+from sparta_api.serving.servers import ServerManager
 
 NAME = "judge"
 IN_FLIGHT = 16

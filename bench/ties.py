@@ -11,8 +11,8 @@ from typing import Any
 
 from bench.real_judge import SCALE, STYLES, Cells, Grid, RealModel, bench_of, score
 from bench.stage import REPOSITORY, say
-from sparta_api.config import Judging
-from sparta_api.judging import Message, Score
+from sparta_api.config.tribe import Judging
+from sparta_api.judging.bench import Message, Score
 from tests.front_door import rows
 
 INSTRUCTIONS = 30

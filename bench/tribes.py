@@ -25,9 +25,9 @@ from statistics import fmean, stdev
 from rich.console import Console
 from rich.table import Table
 
-from sparta_api.config import Matchmaking, ReputationConfig
-from sparta_api.matchmaking import Matchup, plan
-from sparta_api.reputation import Rating, Reputation
+from sparta_api.config.tribe import Matchmaking, ReputationConfig
+from sparta_api.duels.matchmaking import Matchup, plan
+from sparta_api.ratings.reputation import Rating, Reputation
 
 SIZE = 10
 STRENGTHS = [-1.5 + 3.0 * place / (SIZE - 1) for place in range(SIZE)]

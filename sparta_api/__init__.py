@@ -5,7 +5,9 @@ The command line is `sparta-api`; from Python:
     from sparta_api import Rating, Reputation, ReputationConfig, parse_score
 """
 
-from sparta_api.config import ReputationConfig
+from sparta_api.config.tribe import ReputationConfig
+from sparta_api.duels.matchmaking import Matchup, plan
+from sparta_api.duels.preferences import Preference
 from sparta_api.errors import (
     ConfigError,
     DirectoryBusy,
@@ -16,11 +18,9 @@ from sparta_api.errors import (
     SpartaError,
     TrainingError,
 )
-from sparta_api.expected import Expected, expected_score
-from sparta_api.matchmaking import Matchup, plan
-from sparta_api.preferences import Preference
-from sparta_api.reputation import Change, Rating, Reputation
-from sparta_api.scores import parse_score
+from sparta_api.judging.expected import Expected, expected_score
+from sparta_api.judging.scores import parse_score
+from sparta_api.ratings.reputation import Change, Rating, Reputation
 
 __all__ = [
     "Change",

@@ -18,27 +18,28 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from sparta_api import check as checks
-from sparta_api import forecast as forecasts
-from sparta_api import judges_report, scaffold
-from sparta_api import replay as replays
-from sparta_api import report as reports
-from sparta_api.bill import read_bill
-from sparta_api.cleanup import take_down
-from sparta_api.config_file import LoadedTribe, load_tribe
+from sparta_api.config import scaffold
+from sparta_api.config.file import LoadedTribe, load_tribe
+from sparta_api.data.journal import disk_error
+from sparta_api.data.rundir import RunDirectory, new_run_directory
+from sparta_api.diagnosis import replay as replays
+from sparta_api.diagnosis.judges import diagnose
+from sparta_api.duels.exports import Format, export
 from sparta_api.errors import ConfigError, SpartaError
-from sparta_api.exports import Format, export
-from sparta_api.journal import disk_error
-from sparta_api.judges import diagnose
-from sparta_api.merged import merge_member
-from sparta_api.outcome import report
-from sparta_api.progress import Progress
-from sparta_api.run import Run
-from sparta_api.rundir import RunDirectory, new_run_directory
+from sparta_api.runs import check as checks
+from sparta_api.runs import forecast as forecasts
+from sparta_api.runs.bill import read_bill
+from sparta_api.runs.cleanup import take_down
+from sparta_api.runs.merged import merge_member
+from sparta_api.runs.outcome import report
+from sparta_api.runs.run import Run
+from sparta_api.runs.session import Session, continued, create
 from sparta_api.secrets import scrub
-from sparta_api.session import Session, continued, create
-from sparta_api.terminal import clean
-from sparta_api.view import LiveView
+from sparta_api.show import judges_report
+from sparta_api.show import report as reports
+from sparta_api.show.progress import Progress
+from sparta_api.show.terminal import clean
+from sparta_api.show.view import LiveView
 
 RUNS = Path("runs")
 

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sparta_api import cli
-from sparta_api.config import CommandTrainer as Settings
+from sparta_api.config.tribe import CommandTrainer as Settings
 from sparta_api.errors import ConfigError, TrainingError
 from sparta_api.trainers import job_worker
 from sparta_api.trainers.command import CommandTrainer

@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from sparta_api import secrets
-from sparta_api.config_diff import changed_keys, fingerprint
-from sparta_api.config_file import LoadedTribe, dump_tribe, load_tribe, read_tribe, resolve_path
-from sparta_api.config_keys import keys_at, schema
+from sparta_api.config.diff import changed_keys, fingerprint
+from sparta_api.config.file import LoadedTribe, dump_tribe, load_tribe, read_tribe, resolve_path
+from sparta_api.config.keys import keys_at, schema
+from sparta_api.config.scaffold import TEMPLATES, init
 from sparta_api.errors import ConfigError
-from sparta_api.scaffold import TEMPLATES, init
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT.parent / "shared" / "cases" / "field-cases.jsonl"
@@ -315,9 +315,7 @@ def test_header_values_from_variables_are_secrets(tmp_path: Path) -> None:
         "api_key: sk-test-123456789",
     ],
 )
-def test_a_literal_key_is_refused_and_never_shown(
-    tmp_path: Path, line: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_literal_key_is_refused_and_never_shown(tmp_path: Path, line: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         found = refused(tmp_path, f"{BASE}{line}\n")
     assert all(text.startswith("tribe.yaml:9: ") for text in found)
@@ -550,7 +548,7 @@ def test_the_field_cases_of_configuration_files(tmp_path: Path) -> None:
 def test_the_schema_is_current_and_accepts_the_templates() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     committed = json.loads((ROOT / "docs" / "tribe.schema.json").read_text(encoding="utf-8"))
-    assert committed == schema(), "python -m sparta_api.config_keys > docs/tribe.schema.json"
+    assert committed == schema(), "python -m sparta_api.config.keys > docs/tribe.schema.json"
     jsonschema.Draft202012Validator.check_schema(committed)
     validator = jsonschema.Draft202012Validator(committed)
     for name in TEMPLATES:

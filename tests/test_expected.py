@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sparta_api.decisions import decision_route
+from sparta_api.endpoints.decisions import decision_route
 from tests.front_door import rows, sparta, tribe
 from tests.loopback.process import LoopbackProcess
 

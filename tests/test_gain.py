@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from sparta_api.guards import Guards, broken, figures, wilson
-from sparta_api.preferences import Preference, shuffled
-from sparta_api.verifier_config import WordLimit
-from sparta_api.verifier_rules import WordLimitRule
+from sparta_api.config.verifiers import WordLimit
+from sparta_api.duels.preferences import Preference, shuffled
+from sparta_api.judging.verifier_rules import WordLimitRule
+from sparta_api.runs.guards import Guards, broken, figures, wilson
 from tests.front_door import Ended, rows, sparta, tribe
 from tests.loopback.process import LoopbackProcess
 

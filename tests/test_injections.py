@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from sparta_api.config import TribeConfig
-from sparta_api.judging import Bench
-from sparta_api.prompts import boundary, sanitize
-from sparta_api.score_fields import parse_pair
-from sparta_api.scores import parse_score
+from sparta_api.config.tribe import TribeConfig
+from sparta_api.judging.bench import Bench
+from sparta_api.judging.prompts import boundary, sanitize
+from sparta_api.judging.score_fields import parse_pair
+from sparta_api.judging.scores import parse_score
 from tests.front_door import rows
 
 ROWS = rows(Path(__file__).parent / "data" / "injections.jsonl")

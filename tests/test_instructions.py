@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from sparta_api.data.instructions import InstructionSet, read_instructions
 from sparta_api.errors import ConfigError
-from sparta_api.instructions import InstructionSet, read_instructions
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT.parent / "shared" / "cases" / "field-cases.jsonl"
@@ -88,7 +88,7 @@ def test_a_data_set_by_its_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "org" / "set").mkdir(parents=True)
     (tmp_path / "org" / "set" / "test.jsonl").write_text('{"question": "one"}\n{"question": "two"}\n')
     script = (
-        "import sys; from pathlib import Path; from sparta_api.instructions import read_instructions\n"
+        "import sys; from pathlib import Path; from sparta_api.data.instructions import read_instructions\n"
         "found = read_instructions(sys.argv[1], 'prompt', Path())\n"
         "print([item.prompt[0]['content'] for item in found.items])"
     )
@@ -282,8 +282,8 @@ def test_field_case_of_the_locale(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     script = (
-        "from pathlib import Path; from sparta_api.config_file import dump_tribe, load_tribe\n"
-        "from sparta_api.instructions import read_instructions\n"
+        "from pathlib import Path; from sparta_api.config.file import dump_tribe, load_tribe\n"
+        "from sparta_api.data.instructions import read_instructions\n"
         "loaded = load_tribe(Path('tribe.yaml'))\n"
         "assert 'name: Öl' in dump_tribe(loaded.config)\n"
         "(item,) = read_instructions(loaded.config.instructions.path, 'prompt', loaded.base_dir).items\n"

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from sparta_api.config_file import load_tribe
-from sparta_api.diagnosis import Association, Average, Concordance
-from sparta_api.duel_rows import Outcome, verdict_row
-from sparta_api.journal import write_lines
-from sparta_api.judges import Diagnosis, diagnose
-from sparta_api.likeness import family, similarity, sketch
-from sparta_api.matchmaking import Matchup
-from sparta_api.outcome import first_reputation
-from sparta_api.rundir import RunDirectory
-from sparta_api.session import create
-from sparta_api.truth import is_right
+from sparta_api.config.file import load_tribe
+from sparta_api.data.journal import write_lines
+from sparta_api.data.rundir import RunDirectory
+from sparta_api.diagnosis.figures import Association, Average, Concordance
+from sparta_api.diagnosis.judges import Diagnosis, diagnose
+from sparta_api.diagnosis.likeness import family, similarity, sketch
+from sparta_api.diagnosis.truth import is_right
+from sparta_api.duels.matchmaking import Matchup
+from sparta_api.duels.rows import Outcome, verdict_row
+from sparta_api.runs.outcome import first_reputation
+from sparta_api.runs.session import create
 from tests.front_door import Ended, sparta, tribe
 from tests.loopback import start_loopback
 
@@ -29,7 +29,8 @@ KEYS = {
     "name", "kind", "family", "weight", "duels", "abstained", "abstention_share", "tau", "pairwise_accuracy",
     "mean_score", "offset", "spread", "length_correlation", "length_excess", "flip_rate", "first_place_points",
     "family_favour", "family_favour_error", "family_duels", "own_likeness", "own_likeness_duels", "label_mass",
-    "read_from_text", "judgments", "tokens_per_judgment", "cost_usd", "cost_per_judgment_usd", "decisive", "reversing", "alone",
+    "read_from_text", "judgments", "tokens_per_judgment", "cost_usd", "cost_per_judgment_usd", "decisive", "reversing",
+    "alone",
     "truth_accuracy", "truth_duels",
 }  # fmt: skip
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparta_api.config import Matchmaking
-from sparta_api.matchmaking import Matchup, instruction_walk, plan
+from sparta_api.config.tribe import Matchmaking
+from sparta_api.duels.matchmaking import Matchup, instruction_walk, plan
 
 patient = settings(deadline=None, max_examples=60)
 

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from sparta_api.config import OpenAITrainer as Settings
+from sparta_api.config.tribe import OpenAITrainer as Settings
 from sparta_api.errors import TrainingError
 from sparta_api.trainers import openai_style
 from sparta_api.trainers.factory import build_deployer

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparta_api.score_fields import PAIR, parse_fields, parse_pair
-from sparta_api.scores import LONGEST_VERDICT
+from sparta_api.judging.score_fields import PAIR, parse_fields, parse_pair
+from sparta_api.judging.scores import LONGEST_VERDICT
 from tests.front_door import kill, results, rows, sparta, started, tribe
 from tests.loopback.process import LoopbackProcess
 

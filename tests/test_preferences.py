@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparta_api.config import ReputationConfig
-from sparta_api.errors import ConfigError
-from sparta_api.preferences import (
+from sparta_api.config.tribe import ReputationConfig
+from sparta_api.duels.preferences import (
     PairCounts,
     Preference,
     build,
@@ -20,7 +19,8 @@ from sparta_api.preferences import (
     validate_pairs,
     with_system,
 )
-from sparta_api.reputation import Rating, Reputation, panel_scores
+from sparta_api.errors import ConfigError
+from sparta_api.ratings.reputation import Rating, Reputation, panel_scores
 
 Row = dict[str, Any]
 

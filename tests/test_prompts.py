@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparta_api.config import Judging
+from sparta_api.config.tribe import Judging
 from sparta_api.errors import ConfigError
-from sparta_api.prompts import (
+from sparta_api.judging.prompts import (
     VARIABLES,
     boundary,
     conversation,

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from bench.tribes import TRIBES, measure
-from sparta_api.config import ReputationConfig
-from sparta_api.config_file import dump_tribe, load_tribe
+from sparta_api.config.file import dump_tribe, load_tribe
+from sparta_api.config.tribe import ReputationConfig
 from sparta_api.errors import ConfigError
-from sparta_api.outcome import first_reputation
 from sparta_api.ratings.agreement import LEAST, Agreement
 from sparta_api.ratings.bradley_terry import Wins, bootstrap, cholesky, count_result, solve
 from sparta_api.ratings.glicko2 import Player, rated
-from sparta_api.reputation import Rating, Reputation
-from sparta_api.warm_start import starting_reputations
+from sparta_api.ratings.reputation import Rating, Reputation
+from sparta_api.ratings.warm_start import starting_reputations
+from sparta_api.runs.outcome import first_reputation
 from tests.front_door import tribe
 from tests.test_reputation import MEMBERS, Duel, duels, fair, starts
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from sparta_api.data.rundir import RunDirectory
+from sparta_api.diagnosis.replay import Replayed, replay
 from sparta_api.errors import ConfigError
-from sparta_api.replay import Replayed, replay
-from sparta_api.rundir import RunDirectory
 from tests.front_door import REPOSITORY, rows, sparta, tribe
 from tests.loopback import LoopbackProcess, start_loopback
 

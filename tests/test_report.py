@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from sparta_api.progress import MemberTotals, TrainingProgress, Usage
-from sparta_api.report import (
+from sparta_api.secrets import register
+from sparta_api.show.progress import MemberTotals, TrainingProgress, Usage
+from sparta_api.show.report import (
     IterationReport,
     MemberReport,
     RunReport,
@@ -22,8 +23,7 @@ from sparta_api.report import (
     member_tables,
     render,
 )
-from sparta_api.secrets import register
-from sparta_api.summary import duel_counts, load_command, separated, serve_commands, warnings
+from sparta_api.show.summary import duel_counts, load_command, separated, serve_commands, warnings
 
 HOSTILE = "[bold]x[/] \x1b[35mred\x1b[0m\u202eevil\ud800"
 

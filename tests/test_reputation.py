@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparta_api.config import ReputationConfig
-from sparta_api.reputation import Change, Rating, Reputation, gap_factor, panel_scores, variant_multipliers
+from sparta_api.config.tribe import ReputationConfig
+from sparta_api.ratings.reputation import Change, Rating, Reputation, gap_factor, panel_scores, variant_multipliers
 
 HERE = Path(__file__).parent
 VECTORS: list[dict[str, Any]] = json.loads((HERE / "data" / "reputation_vectors.json").read_text())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparta_api.score_fields import parse_fields
+from sparta_api.judging.score_fields import parse_fields
 from tests.front_door import rows, sparta, tribe
 from tests.loopback.process import LoopbackProcess
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparta_api.expected import Expected, expected_score, label_scale, labels, parse_label
-from sparta_api.scores import LONGEST_VERDICT, parse_score
+from sparta_api.judging.expected import Expected, expected_score, label_scale, labels, parse_label
+from sparta_api.judging.scores import LONGEST_VERDICT, parse_score
 
 FIELD_CASES = Path(__file__).resolve().parents[2] / "shared" / "cases" / "field-cases.jsonl"
 

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-from sparta_api import server_guard
-from sparta_api.config import TribeConfig
+from sparta_api.config.tribe import TribeConfig
 from sparta_api.errors import ConfigError, EndpointError
-from sparta_api.servers import RunningServer, ServerManager
+from sparta_api.serving import server_guard
+from sparta_api.serving.servers import RunningServer, ServerManager
 
 REPOSITORY = Path(__file__).parents[1]
 PATIENCE_S = 30
@@ -146,7 +146,7 @@ def test_children_of_the_server_end_with_it(tmp_path: Path) -> None:
 
 
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparta_api.server_process.GRACE_S", 0.3)
+    monkeypatch.setattr("sparta_api.serving.server_process.GRACE_S", 0.3)
 
     async def work(manager: ServerManager) -> None:
         server = await manager.start("local")
@@ -282,8 +282,8 @@ def test_a_server_that_is_kept_goes_on_during_training(tmp_path: Path) -> None:
 RUN = """
 import asyncio, json, sys
 from pathlib import Path
-from sparta_api.config import TribeConfig
-from sparta_api.servers import ServerManager
+from sparta_api.config.tribe import TribeConfig
+from sparta_api.serving.servers import ServerManager
 
 async def main():
     manager = ServerManager(TribeConfig.model_validate_json(sys.stdin.read()), Path(sys.argv[1]))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sparta_api.errors import EndpointError, SpartaError, TrainingError
-from sparta_api.serving import AdapterEndpoint, adapter_name, can_load, ensure, publish, retire
+from sparta_api.serving.adapters import AdapterEndpoint, adapter_name, can_load, ensure, publish, retire
 from tests.loopback import LoopbackProcess, start_loopback
 
 BASE = "base-model"
@@ -36,7 +36,7 @@ def server(process: LoopbackProcess) -> LoopbackProcess:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparta_api.lora_host.BACKOFF_S", 0.02)
+    monkeypatch.setattr("sparta_api.serving.lora_host.BACKOFF_S", 0.02)
 
 
 def adapter(directory: Path, content: str = "weights", **config: Any) -> str:
@@ -271,7 +271,7 @@ def test_old_adapters_are_unloaded_and_trouble_with_it_is_only_noticed(
     assert (loaded(server), notices) == ({}, [])
 
     published(endpoint(server), "plain-it2", adapter(tmp_path / "two"))
-    monkeypatch.setattr("sparta_api.lora_host.UNLOAD_S", 0.3)
+    monkeypatch.setattr("sparta_api.serving.lora_host.UNLOAD_S", 0.3)
     server.control(json={"rules": [{"match": {"path": UNLOAD}, "fault": "hang"}]})
     asyncio.run(retire(endpoint(server), "plain-it2", notices.append))
     (notice,) = notices

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from sparta_api.config import TribeConfig
-from sparta_api.duel_rows import OpenDuel, Outcome
-from sparta_api.judging import Bench
-from sparta_api.matchmaking import Matchup
-from sparta_api.outcome import first_reputation
-from sparta_api.panel import Panel
+from sparta_api.config.tribe import TribeConfig
+from sparta_api.duels.matchmaking import Matchup
+from sparta_api.duels.panel import Panel
+from sparta_api.duels.rows import OpenDuel, Outcome
+from sparta_api.judging.bench import Bench
+from sparta_api.runs.outcome import first_reputation
 from tests.front_door import kill, results, rows, sparta, started, tribe
 from tests.loopback.process import LoopbackProcess
 from tests.test_pairwise import _until_lines

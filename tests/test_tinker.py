@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparta_api.config import TinkerTrainer as Settings
+from sparta_api.config.tribe import TinkerTrainer as Settings
 from sparta_api.errors import ConfigError, TrainingError
 from sparta_api.trainers.protocol import TrainedModel
 from sparta_api.trainers.tinker import TinkerTrainer

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from sparta_api.config import TogetherTrainer as Settings
+from sparta_api.config.tribe import TogetherTrainer as Settings
 from sparta_api.errors import ConfigError, TrainingError
 from sparta_api.trainers.protocol import JobState, TrainedModel
 from sparta_api.trainers.together import TogetherTrainer

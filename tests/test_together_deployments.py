@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from sparta_api.config import TogetherTrainer as Settings
+from sparta_api.config.tribe import TogetherTrainer as Settings
 from sparta_api.errors import TrainingError
 from sparta_api.trainers.deployments import DeploymentLedger
 from sparta_api.trainers.protocol import ServedModel, TrainedModel

@@ -11,11 +11,11 @@ from typing import Any
 import orjson
 import pytest
 
-from sparta_api.bill import Costs, job_costs, read_bill
-from sparta_api.config import CommandTrainer, OpenAITrainer, TinkerTrainer, TogetherTrainer, TrlTrainer
-from sparta_api.config_file import load_tribe
+from sparta_api.config.file import load_tribe
+from sparta_api.config.tribe import CommandTrainer, OpenAITrainer, TinkerTrainer, TogetherTrainer, TrlTrainer
+from sparta_api.data.rundir import RunDirectory
 from sparta_api.errors import ConfigError
-from sparta_api.rundir import RunDirectory
+from sparta_api.runs.bill import Costs, job_costs, read_bill
 from sparta_api.trainers.deployments import DeploymentLedger
 from sparta_api.trainers.factory import build_trainer
 from sparta_api.trainers.protocol import Capabilities, Estimate

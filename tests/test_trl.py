@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from sparta_api.config import TrlTrainer
+from sparta_api.config.tribe import TrlTrainer
 from sparta_api.errors import TrainingError
 from sparta_api.trainers.adapters_check import read_adapter
 from sparta_api.trainers.protocol import JobState, JobStatus, TrainedModel, TrainingSpec
@@ -323,7 +323,7 @@ def test_cancelling_stops_the_worker(spec: TrainingSpec) -> None:
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from sparta_api.config import TrlTrainer
+from sparta_api.config.tribe import TrlTrainer
 from sparta_api.trainers.protocol import TrainingSpec
 from sparta_api.trainers.trl import LocalTrl
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from sparta_api.verifier_config import Verifier
-from sparta_api.verifier_rules import last_number, make_rule, make_scoring
+from sparta_api.config.verifiers import Verifier
+from sparta_api.judging.verifier_rules import last_number, make_rule, make_scoring
 from tests.front_door import REPOSITORY, kill, results, rows, sparta, started, tribe
 from tests.loopback.process import LoopbackProcess
 from tests.test_pairwise import _until_lines

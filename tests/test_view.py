@@ -15,10 +15,10 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from sparta_api.progress import MemberTotals, Progress, TrainingProgress, Usage
 from sparta_api.secrets import register
-from sparta_api.terminal import clean, clock, count, dollars, shorten
-from sparta_api.view import LiveView
+from sparta_api.show.progress import MemberTotals, Progress, TrainingProgress, Usage
+from sparta_api.show.terminal import clean, clock, count, dollars, shorten
+from sparta_api.show.view import LiveView
 
 HOSTILE = "[bold red]x[/] [link=http://evil]\x1b[35mred\x1b]8;;http://evil\x07y\u202eevil\x00\u200b\ud800"
 
@@ -232,8 +232,8 @@ def test_hostile_text_is_shown_literally_and_secrets_are_masked(terminal: bool) 
 SCRIPT = """
 import asyncio
 from rich.console import Console
-from sparta_api.progress import Progress
-from sparta_api.view import LiveView
+from sparta_api.show.progress import Progress
+from sparta_api.show.view import LiveView
 
 async def main():
     progress = Progress(run="quickstart", iterations=1, reputation={"plain": 100.0})

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sparta_api import vllm_command
-from sparta_api.config import TribeConfig
+from sparta_api.config.tribe import TribeConfig
 from sparta_api.errors import ConfigError
-from sparta_api.server_log import useful_line
-from sparta_api.servers import ServerManager
+from sparta_api.serving import vllm_command
+from sparta_api.serving.server_log import useful_line
+from sparta_api.serving.servers import ServerManager
 
 
 def vllm_tribe(tmp_path: Path, server: dict[str, Any], *, lora: int = 16, members: int = 3) -> TribeConfig:

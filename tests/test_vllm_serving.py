@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from sparta_api.config import TribeConfig
+from sparta_api.config.tribe import TribeConfig
 from sparta_api.errors import EndpointError
-from sparta_api.servers import RunningServer, ServerManager
-from sparta_api.serving import AdapterEndpoint, can_load, ensure, publish, retire
+from sparta_api.serving.adapters import AdapterEndpoint, can_load, ensure, publish, retire
+from sparta_api.serving.servers import RunningServer, ServerManager
 
 MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m-instruct"
 BASE = "smollm2"
@@ -185,7 +185,7 @@ def test_a_restarted_server_is_told_again(served: Served, adapters: dict[str, Pa
 def test_rows_get_their_own_slots_product_and_no_other() -> None:
     import torch
 
-    from sparta_api.vllm_lora import add_products, select
+    from sparta_api.serving.vllm_lora import add_products, select
 
     torch.manual_seed(0)
     a, b = torch.randn(4, 1, 8, 32), torch.randn(4, 1, 48, 8)

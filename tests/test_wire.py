@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from sparta_api import secrets
-from sparta_api.faults import Fault, Kind
-from sparta_api.rates import AutoLimit, Pace
-from sparta_api.waits import retry_after, seconds
-from sparta_api.wire import Answer, read
+from sparta_api.endpoints.faults import Fault, Kind
+from sparta_api.endpoints.rates import AutoLimit, Pace
+from sparta_api.endpoints.waits import retry_after, seconds
+from sparta_api.endpoints.wire import Answer, read
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 USAGE = {"prompt_tokens": 50, "completion_tokens": 20, "total_tokens": 70}

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import mul
 from typing import Any
 
-from sparta_api.config import ReputationConfig
+from sparta_api.config.tribe import ReputationConfig
 from sparta_api.ratings.model import Rating, RatingModel
 
 _CONVERGED = 1e-7

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparta_api.config import ReputationConfig
+from sparta_api.config.tribe import ReputationConfig
 
 
 @dataclass(frozen=True, slots=True)

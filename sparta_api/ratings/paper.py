@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from math import fsum
 
-from sparta_api.config import ReputationConfig
+from sparta_api.config.tribe import ReputationConfig
 from sparta_api.ratings.model import Rating, RatingModel
 
 _VARIANT_SCALING = {"dynamic": 10.0, "static": 20.0}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orjson
 
-from sparta_api.config import Lora
+from sparta_api.config.tribe import Lora
 from sparta_api.errors import TrainingError
 
 CONFIG_FILE = "adapter_config.json"

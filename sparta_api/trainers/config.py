@@ -1,6 +1,6 @@
 """The keys of `trainers:` in `tribe.yaml` for the back ends that do not train on this machine.
 
-`sparta_api.config` joins them with `TrlTrainer` to one union, told apart by `backend`. A back end names
+`sparta_api.config.tribe` joins them with `TrlTrainer` to one union, told apart by `backend`. A back end names
 the hyper-parameters that it cannot express in `inexpressible`: writing one is an error of the file, with
 the reason, so that nothing is ever dropped on the way to a provider.
 """
@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from sparta_api.section import EnvName, NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Section, Text
+from sparta_api.config.section import EnvName, NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Section, Text
 
 Command = Annotated[list[Text], Field(min_length=1)]
 

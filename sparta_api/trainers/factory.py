@@ -9,16 +9,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparta_api.config import CommandTrainer as CommandSection
-from sparta_api.config import OpenAITrainer as OpenAISection
-from sparta_api.config import ServeCommand, TrlTrainer
-from sparta_api.config import TinkerTrainer as TinkerSection
-from sparta_api.config import TogetherTrainer as TogetherSection
-from sparta_api.config import Trainer as Section
+from sparta_api.config.tribe import CommandTrainer as CommandSection
+from sparta_api.config.tribe import OpenAITrainer as OpenAISection
+from sparta_api.config.tribe import ServeCommand, TrlTrainer
+from sparta_api.config.tribe import TinkerTrainer as TinkerSection
+from sparta_api.config.tribe import TogetherTrainer as TogetherSection
+from sparta_api.config.tribe import Trainer as Section
 from sparta_api.trainers.protocol import Deployer, Trainer
 
 if TYPE_CHECKING:
-    from sparta_api.config_file import LoadedTribe
+    from sparta_api.config.file import LoadedTribe
 
 
 def _load(module: str, name: str) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 
 import orjson
 
-from sparta_api.journal import write_atomic
+from sparta_api.data.journal import write_atomic
 from sparta_api.trainers.commands import TAIL_BYTES, last_json, last_line
 
 COMMAND, LOG, END, LOCK = "command.json", "command.log", "end.json", "worker.lock"

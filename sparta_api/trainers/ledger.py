@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
+from sparta_api.data.journal import write_atomic
 from sparta_api.errors import TrainingError
-from sparta_api.journal import write_atomic
 
 JOB_FILE = "job.json"
 OVER = ("failed", "cancelled")

@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 
 import orjson
 
+from sparta_api.data.journal import disk_error, write_atomic
 from sparta_api.errors import TrainingError
-from sparta_api.journal import disk_error, write_atomic
 from sparta_api.trainers import job_worker
 from sparta_api.trainers.commands import last_line
 from sparta_api.trainers.ledger import OVER, Ledger

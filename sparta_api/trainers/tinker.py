@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import orjson
 
+from sparta_api.data.journal import read_lines, write_atomic
 from sparta_api.errors import ConfigError, TrainingError
-from sparta_api.journal import read_lines, write_atomic
 from sparta_api.trainers.config import TinkerTrainer as Settings
 from sparta_api.trainers.preflight import check_parent, read_key
 from sparta_api.trainers.process import Launch, ProcessTrainer

@@ -23,7 +23,7 @@ import tinker
 import torch
 from tinker import types
 
-from sparta_api.journal import Journal, read_lines, write_atomic
+from sparta_api.data.journal import Journal, read_lines, write_atomic
 from sparta_api.trainers.config import TinkerTrainer as Settings
 
 STATE_FILE, REFERENCE_FILE, METRICS_FILE = "state.json", "reference.json", "metrics.jsonl"

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sparta_api.config import TrlTrainer
+from sparta_api.config.tribe import TrlTrainer
+from sparta_api.data.journal import disk_error, read_lines
 from sparta_api.errors import TrainingError
-from sparta_api.journal import disk_error, read_lines
 from sparta_api.secrets import scrub
 from sparta_api.trainers.adapters_check import read_adapter, refuse_other_shape, refuse_saved_modules
 from sparta_api.trainers.protocol import Capabilities, JobState, JobStatus, TrainedModel, TrainingSpec

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sparta_api.config import TrlTrainer
-from sparta_api.journal import disk_error, read_lines, write_atomic, write_lines
+from sparta_api.config.tribe import TrlTrainer
+from sparta_api.data.journal import disk_error, read_lines, write_atomic, write_lines
 from sparta_api.trainers.adapters_check import CONFIG_FILE, WEIGHTS_FILE
 
 COMPLETE = "complete"

@@ -20,8 +20,8 @@ from trl.trainer import utils as trl_utils
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
+from sparta_api.data.journal import Journal, write_atomic
 from sparta_api.errors import TrainingError
-from sparta_api.journal import Journal, write_atomic
 from sparta_api.trainers.adapters_check import CONFIG_FILE, read_adapter, refuse_other_shape, refuse_saved_modules
 from sparta_api.trainers.trl_job import COMPLETE, Job, JobFiles
 from sparta_api.trainers.trl_pairs import Pair, first_line

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sparta_api.data.journal import read_lines
 from sparta_api.errors import TrainingError
-from sparta_api.journal import read_lines
 from sparta_api.trainers.upload import member_prompt
 
 Message = dict[str, Any]

@@ -23,8 +23,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
+from sparta_api.data.journal import disk_error
 from sparta_api.errors import SpartaError, TrainingError
-from sparta_api.journal import disk_error
 from sparta_api.trainers.adapters_check import WEIGHTS_FILE
 from sparta_api.trainers.trl_job import Job, JobFiles, Result, digest
 from sparta_api.trainers.trl_pairs import Selection, load_tokenizer, read_pairs, select

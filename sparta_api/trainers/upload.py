@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from sparta_api.errors import ConfigError, TrainingError
-from sparta_api.journal import read_lines, write_atomic
-from sparta_api.preferences import (
+from sparta_api.data.journal import read_lines, write_atomic
+from sparta_api.duels.preferences import (
     Message,
     Preference,
     export_openai,
@@ -18,6 +17,7 @@ from sparta_api.preferences import (
     pair_problem,
     with_system,
 )
+from sparta_api.errors import ConfigError, TrainingError
 from sparta_api.trainers.protocol import TrainingSpec
 
 CHARACTERS_PER_TOKEN = 4

@@ -1,0 +1,1 @@
+"""What lies on disk: data files, journals, the run directory."""

@@ -1,0 +1,1 @@
+"""Asking a member one question: limits, retries, quirks, what it costs."""

@@ -1,0 +1,1 @@
+"""Judging: prompts, reading scores, verifiers."""

@@ -1,0 +1,1 @@
+"""Servers of the run, adapters in endpoints, and who sits where."""

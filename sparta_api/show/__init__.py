@@ -1,0 +1,1 @@
+"""What people see: the live view, tables, figures as JSON."""
