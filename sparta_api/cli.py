@@ -255,7 +255,7 @@ def _play(session: Session) -> None:
                 sys.stderr.write(f"sparta-api: {clean(scrub(sentence))}\n")
             sys.stderr.write(f"sparta-api: to go on: sparta-api resume {again}\n")
         raise
-    reports.render(report(session.run, session.config, tuple(progress.notices)), Console())
+    reports.render(report(session.run, session.config), Console())
 
 
 async def _shown(session: Session, progress: Progress) -> None:

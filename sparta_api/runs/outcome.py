@@ -67,7 +67,7 @@ def count_lines(path: Path) -> int:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(CHUNK), b""))
 
 
-def report(run: RunDirectory, config: TribeConfig, notices: tuple[str, ...] = ()) -> RunReport:
+def report(run: RunDirectory, config: TribeConfig) -> RunReport:
     """The whole run's figures."""
     record = run.read_json(run.state)
     rounds = standings(config, run)
@@ -88,7 +88,7 @@ def report(run: RunDirectory, config: TribeConfig, notices: tuple[str, ...] = ()
         gain=read_gain(run, config),
         control=config.preferences.control,
         bill=bill,
-        notices=notices,
+        notices=tuple(record.get("notices", ())),
     )
 
 

@@ -73,6 +73,7 @@ class Run:
         try:
             self._session.save(state="running")
             await self._prepare()
+            self._session.adopt()
             await self._iterations(rounds)
             self._show_figures()
             self._session.save(state="done", phase="done", lost=self._budget.lost)
@@ -99,9 +100,11 @@ class Run:
     async def _close(self) -> None:
         """Ends whatever the run has started, also where its directory cannot be written any more."""
         interrupted = isinstance(self._stopped, Interrupted)
-        if self._session.record.get("state") != "done":
-            with contextlib.suppress(DiskError):
-                self._session.save(state="stopped", lost=self._budget.lost)
+        record = self._session.record
+        notices = list(dict.fromkeys([*record.get("notices", ()), *self._progress.notices]))
+        state = "done" if record.get("state") == "done" else "stopped"
+        with contextlib.suppress(DiskError):
+            self._session.save(state=state, lost=self._budget.lost, notices=notices)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._client.close)
             stack.push_async_callback(self._seating.close, keep_up=interrupted)

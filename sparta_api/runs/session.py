@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -71,6 +71,8 @@ class Session:
     loaded: LoadedTribe
     record: dict[str, Any]
     """run.json as it stands."""
+    changes: list[Change] = field(default_factory=list)
+    """How the configuration differs from the one that the directory keeps; see `adopt`."""
 
     @property
     def config(self) -> TribeConfig:
@@ -81,6 +83,15 @@ class Session:
     def id(self) -> str:
         """The run's id, unique for ever."""
         return str(self.record["id"])
+
+    def adopt(self) -> None:
+        """Makes the changed configuration the run's own, once it is known to work."""
+        if self.changes:
+            at = datetime.now(UTC).isoformat(timespec="seconds")
+            self.record["changes"] += [{"at": at, "key": c.path, "old": c.old, "new": c.new} for c in self.changes]
+            write_atomic(self.run.tribe, dump_tribe(self.loaded.config).encode())
+            self.changes = []
+            self.save()
 
     def save(self, **changes: Any) -> None:
         """Updates run.json."""
@@ -171,13 +182,7 @@ def continued(root: Path, loaded: LoadedTribe) -> Session:
             f"{root}: this run was started with other values of {', '.join(refused)}; "
             "undo the change, or start a new run in another directory"
         )
-    session = Session(run, loaded, record)
-    if changes:
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        record["changes"] += [{"at": at, "key": c.path, "old": c.old, "new": c.new} for c in changes]
-        write_atomic(run.tribe, dump_tribe(loaded.config).encode())
-        session.save()
-    return session
+    return Session(run, loaded, record, changes)
 
 
 def _allowed(run: RunDirectory, change: Change, old: TribeConfig, new: TribeConfig) -> bool:
