@@ -29,7 +29,8 @@ class AutoLimit:
     """Finds how many requests in flight an endpoint can use.
 
     It doubles while throughput grows by it, then probes upwards in small steps, keeps a step that paid, takes
-    back one that only made answers slower, and backs off by a factor when the server says 429 or 503.
+    back one that only made answers slower, and backs off by a factor when the server says 429 or 503. A doubling
+    that does not pay is looked at twice, since servers have slow moments; steps that pay twice lead to doublings.
     """
 
     START = 8
@@ -44,6 +45,10 @@ class AutoLimit:
         self._good = (0, 0.0)
         """The limit that paid last, and its throughput."""
         self._doubling = True
+        self._doubted = False
+        """Whether the present doubling did not pay at the first look."""
+        self._paid = False
+        """Whether the last step upwards paid."""
         self._rest = 0
         self._done = 0
         self._started: float | None = None
@@ -71,6 +76,9 @@ class AutoLimit:
         if limit == 0 or (self._doubling and throughput > best * self.GAIN):
             self._good = (self.limit, throughput)
             self.limit = min(self.CEILING, self.limit * 2)
+        elif self._doubling and not self._doubted:
+            self._doubted = True
+            return
         elif self._doubling:
             self._doubling = False
             self.limit = max(limit, round(self.limit * self.BACKOFF))
@@ -83,8 +91,11 @@ class AutoLimit:
                 self.limit = min(self.CEILING, self.limit + max(1, self.limit // 8))
         else:
             paid = throughput > best * (1 + (self.limit / limit - 1) / 2)
+            self._doubling = paid and self._paid
+            self._paid = paid
             self.limit = self.limit if paid else limit
             self._rest = 1 if paid else self.SETTLED_EPOCHS
+        self._doubted = False
 
     def refused(self) -> None:
         """The server said that it has too much: one step back for all that are in flight at that moment."""
