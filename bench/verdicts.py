@@ -6,7 +6,7 @@ ties        120 of its own answers in 60 pairs, judged under several ways of sco
             probability lies on score labels, and how far a score is from the one that a run gets by default
 injections  answers with a text in them that asks for a better score (tests/data/injections.jsonl): what it changes in
             the expected score under the prompt that ships, and under the same prompt without frame, warning, cleaning
-calls       whole runs of six members with judging.stop_when_decided: the share of questions that is not asked
+calls       whole runs with judging.stop_when_decided: the share of questions that is not asked
 """
 
 from __future__ import annotations
@@ -27,28 +27,34 @@ from tests.front_door import rows, tribe
 
 MODEL = REPOSITORY / "models" / "smollm2-135m-instruct"
 DUELS = 16
-RUNS: dict[str, dict[str, Any]] = {
-    "sampled": {"scale": [1, 10]},
-    "sampled at 0.7": {"scale": [1, 10], "temperature": 0.7},
-    "expected": {"scale": [0, 9], "scoring": "expected", "max_tokens": 8},
-    "yes or no, at 0.7": {"scale": [0, 1], "temperature": 0.7},
+SAMPLED: dict[str, Any] = {"scale": [1, 10]}
+EXPECTED: dict[str, Any] = {"scale": [0, 9], "scoring": "expected", "max_tokens": 12}
+REGEX: dict[str, Any] = {"kind": "regex", "pattern": "because", "weight": 300}
+RUNS: dict[str, tuple[int, dict[str, Any]]] = {
+    "sampled": (6, SAMPLED),
+    "sampled at 0.7": (6, {**SAMPLED, "temperature": 0.7}),
+    "expected": (6, EXPECTED),
+    "expected, with a verifier of three votes": (6, {**EXPECTED, "verifiers": {"because": REGEX}}),
+    "expected, more judges": (12, EXPECTED),
 }
+"""Members and judging of each run; every member but the two fighters judges a duel."""
 
 
 async def calls(model: RealModel, directory: Path) -> Grid:
     """The questions that runs with `stop_when_decided` do not ask."""
     lines: list[Cells] = []
-    for title, judging in RUNS.items():
-        lines.append((title, *await asyncio.to_thread(_played, model.base_url, directory / title, judging)))
+    for title, (members, judging) in RUNS.items():
+        cells = await asyncio.to_thread(_played, model.base_url, directory / title, members, judging)
+        lines.append((title, str(members - 2), *cells))
         say(f"calls: {title}")
-    heads = ("judging", "duels", "tied", "questions of all judges", "not asked", "saved")
-    return Grid("six members, four judges a duel, stop_when_decided", heads, lines)
+    heads = ("judging", "judges", "duels", "tied", "questions of all judges", "not asked", "saved")
+    return Grid("runs with stop_when_decided", heads, lines)
 
 
-def _played(base_url: str, directory: Path, judging: Mapping[str, Any]) -> Cells:
+def _played(base_url: str, directory: Path, size: int, judging: Mapping[str, Any]) -> Cells:
     members = [
-        {"name": f"m{n}", "model": NAME, "system_prompt": style, "sampling": {"temperature": heat, "max_tokens": 64}}
-        for n, (style, heat) in enumerate((style, heat) for heat in (0.7, 1.0) for style in STYLES[:3])
+        {"name": f"m{n}", "model": NAME, "system_prompt": STYLES[n % 3], "sampling": {"temperature": 0.7 + n / 30}}
+        for n in range(size)
     ]
     source = {"path": str(REPOSITORY / "instructions.jsonl"), "per_iteration": DUELS}
     settings = {"judging": {**judging, "stop_when_decided": True}, "reputation": {"freeze": True}}
@@ -59,7 +65,8 @@ def _played(base_url: str, directory: Path, judging: Mapping[str, Any]) -> Cells
     measured(sparta("run", "--tribe", path, "--run-dir", run, "--yes", *arguments), directory, None)
     status = json.loads(measured(sparta("status", run, "--json"), directory, None).out)
     played = rows(run / "iteration_000" / "duels.jsonl")
-    asked = len(rows(run / "iteration_000" / "judgments.jsonl"))
+    judgments = rows(run / "iteration_000" / "judgments.jsonl")
+    asked = sum(row["judge"] not in judging.get("verifiers", {}) for row in judgments)
     spared = int(status["questions_spared"])
     tied = sum(duel["void"] is None and duel["winner"] is None for duel in played)
     return [str(len(played)), str(tied), str(asked + spared), str(spared), f"{spared / (asked + spared):.0%}"]
