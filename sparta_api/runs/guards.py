@@ -29,8 +29,8 @@ class Guards(Section):
     """The largest share of trigrams that an answer has held before."""
     min_distinct: Probability = 0.5
     """The least share of the variety (different words or word pairs, of all) before that has to be left."""
-    max_surprise: PositiveFloat = 1.5
-    """How much less likely a token may be to the initial model on average than before, in nats."""
+    max_surprise: PositiveFloat = 0.7
+    """How much less likely a token may be to the initial model on average than before, in nats (0.7: half)."""
 
 
 @dataclass(frozen=True, slots=True)
