@@ -1,4 +1,4 @@
-"""The command line: `sparta-api init | check | run | resume | status | export | replay | judges`.
+"""The command line: `sparta-api init | check | run | resume | status | export | replay | judges | ...`.
 
 Results go to stdout, progress and logs to stderr. Exit codes: 0 done; 1 a bug; 2 bad configuration or input, or a
 directory in use; 3 stopped by a fault, resumable; 4 stopped at a limit, resumable; 130/143 interrupted, resumable.
@@ -61,7 +61,7 @@ RunArgument = Annotated[Path, typer.Argument(help="A run directory.")]
 def main() -> None:
     """Runs the command line and ends the process with the contract's exit code."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
     except SpartaError as error:
         _fail(error)
     except typer.Exit as ended:
@@ -76,8 +76,11 @@ def main() -> None:
         usage = getattr(error, "format_message", None)
         if usage is None:
             raise
-        sys.stderr.write(f"sparta-api: {usage()}\n")
+        if sentence := usage():
+            sys.stderr.write(f"sparta-api: {sentence}\n")
         sys.exit(2)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(error: SpartaError) -> NoReturn:
@@ -115,7 +118,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Prints the plan and what it would cost.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Does not ask before money is spent.")] = False,
 ) -> None:
-    """Starts a run, or goes on with the one in RUN_DIR."""
+    """Starts a run, or goes on with the one in --run-dir."""
     overrides = list(set_ or [])
     if iterations is not None:
         overrides.append(f"iterations={iterations}")

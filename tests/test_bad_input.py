@@ -114,3 +114,10 @@ def test_a_base_url_without_its_path(tmp_path: Path) -> None:
         ended = sparta("run", "--tribe", file, "--run-dir", tmp_path / "run")
     assert ended.code == 3
     assert "Not Found (HTTP 404); check model and base_url" in ended.err.splitlines()[-1]
+
+
+def test_check_says_what_fails_and_ends_with_3(tmp_path: Path) -> None:
+    ended = sparta("check", "--tribe", tribe(tmp_path, "http://127.0.0.1:9/v1", members=3, instructions=2))
+    assert ended.code == 3
+    assert "member 'm0': member 'm0'" not in ended.out
+    assert "cannot connect to http://127.0.0.1:9/v1 (Connection refused)" in ended.out

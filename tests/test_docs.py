@@ -33,3 +33,13 @@ def test_links_and_paths_lead_somewhere(page: str) -> None:
     named = re.findall(r"`((?:docs|examples|prompts|bench|tests|sparta_api)/[\w./-]+\.\w+)`", text)
     missing += [name for name in named if not (REPOSITORY / name).exists()]
     assert missing == []
+
+
+def test_no_page_holds_a_placeholder() -> None:
+    pages = [REPOSITORY / name for name in tracked() if name.endswith(".md")]
+    found = [
+        page.name
+        for page in pages
+        if re.search(r"^[A-Z]+(_[A-Z]+)+$|\b[A-Z]+_PARAGRAPH\b", page.read_text("utf-8"), re.M)
+    ]
+    assert found == []

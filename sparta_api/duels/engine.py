@@ -222,7 +222,7 @@ class Engine:
     def _down(self, error: MemberDown) -> bool:
         """A member failed for good: benches it, or ends the play. Returns whether the play goes on."""
         if self._config.on_member_failure == "stop":
-            self.stop(EndpointError(f"{error}; repair it and resume the run"))
+            self.stop(EndpointError(f"{error}; repair it and resume the run (another model needs a new run)"))
             return False
         if error.member not in self._standing.benched:
             self._standing.bench(error.member, str(error))

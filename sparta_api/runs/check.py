@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from sparta_api.config.file import LoadedTribe
 from sparta_api.config.tribe import Member
@@ -30,7 +31,7 @@ from sparta_api.runs.session import Session, read_source
 from sparta_api.runs.training_plan import plan_jobs
 from sparta_api.serving.seating import Seating
 from sparta_api.show.progress import Progress
-from sparta_api.show.terminal import safe
+from sparta_api.show.terminal import clean, safe
 from sparta_api.trainers.factory import make_trainers
 from sparta_api.trainers.protocol import Trainer
 
@@ -51,6 +52,12 @@ class Row:
     trainer: str = "-"
     notes: list[str] = field(default_factory=list)
     problem: bool = False
+
+    def fails(self, sentence: str) -> str:
+        """Takes a problem down for below the table; returns what the cell says."""
+        self.problem = True
+        self.notes.append(sentence)
+        return "failed"
 
 
 def trainer_overrides(loaded: LoadedTribe, trainer: str) -> list[str]:
@@ -119,7 +126,7 @@ async def _trainers(
             row.notes += [text for text in warnings if text not in said]
             row.trainer = f"{name}: ok"
         except SpartaError as error:
-            row.trainer, row.problem = f"{name}: {error}", True
+            row.trainer = f"{name}: {row.fails(str(error))}"
     texts = [message["content"] for item in source.items for message in item.prompt]
     plans = {plan.member: plan for plan in await plan_jobs(config, trainers, texts)}
     for row in rows:
@@ -159,8 +166,7 @@ async def _ask(row: Row, client: Client, seat: Seat, question: Question, bench: 
     try:
         reply = await client.ask(seat, question)
     except (Unanswered, Owed, MemberDown) as error:
-        row.problem = True
-        return str(error)
+        return row.fails(str(error))
     took = f"ok, {time.monotonic() - started:.1f} s"
     if bench is None:
         return took
@@ -184,5 +190,6 @@ def show(rows: list[Row], console: Console) -> None:
     console.print(table)
     for row in rows:
         own = f"member '{row.member}': "
-        for note in row.notes:
-            console.print(safe(note if note.startswith("trainer '") else own + note.removeprefix(own)), soft_wrap=True)
+        for note in dict.fromkeys(row.notes):
+            sentence = note if note.startswith("trainer '") else own + note.removeprefix(own)
+            console.print(Text(clean(sentence)), soft_wrap=True)

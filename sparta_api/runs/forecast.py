@@ -20,7 +20,7 @@ from sparta_api.runs.outcome import first_reputation
 from sparta_api.runs.session import instruction_rows, read_source
 from sparta_api.runs.training_plan import JobPlan, plan_jobs, usd
 from sparta_api.show.progress import Usage
-from sparta_api.show.terminal import count, safe
+from sparta_api.show.terminal import count, counted, safe
 from sparta_api.trainers.factory import make_trainers
 
 ENCODING_OVERHEAD = 8
@@ -155,7 +155,7 @@ def show(plan: Plan, console: Console) -> None:
     console.print(table)
     duplicates = f", {plan.duplicates} duplicate instructions left out" if plan.duplicates else ""
     console.print(
-        f"{plan.iterations} iterations, {plan.duels} duels, {plan.requests} requests{duplicates}; "
+        f"{counted(plan.iterations, 'iteration')}, {plan.duels} duels, {plan.requests} requests{duplicates}; "
         "tokens are estimates, with answers at their full length"
     )
     for job in plan.jobs:

@@ -27,7 +27,7 @@ from sparta_api.show.summary import (
     serve_commands,
     warnings,
 )
-from sparta_api.show.terminal import ELLIPSIS, clean, count, dollars, safe
+from sparta_api.show.terminal import ELLIPSIS, clean, count, counted, dollars, safe
 
 __all__ = [
     "IterationReport",
@@ -97,8 +97,8 @@ def iteration_table(history: Sequence[IterationReport]) -> Table:
 
 def _title(report: RunReport, console: Console) -> None:
     place = f"iteration {report.iteration + 1} of {report.iterations}"
-    state = f"finished, {report.iterations} iterations" if report.finished else f"{place}, {report.phase}"
-    console.print(Text.assemble("\n", safe(report.run, 60, "bold"), "  ", (state, "cyan")))
+    state = f"finished, {counted(report.iterations, 'iteration')}" if report.finished else f"{place}, {report.phase}"
+    console.print(Text.assemble("\n", safe(report.directory, style="bold"), "  ", (state, "cyan")))
     usage = report.usage
     spent = f", {dollars(report.spent_usd)}" if report.spent_usd != 0 else ""
     training, serving = report.bill.total.training, report.bill.total.deployments

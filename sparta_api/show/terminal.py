@@ -82,6 +82,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def counted(number: int, noun: str) -> str:
+    """"1 iteration", "2 iterations"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def dollars(usd: float | None) -> str:
     """USD with the digits that matter: 12.30 USD, 0.0034 USD, or "unknown"."""
     if usd is None:
