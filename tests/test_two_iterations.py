@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.front_door import Ended, results, rows, sparta, tribe
 from tests.loopback import LoopbackProcess, start_loopback
@@ -114,3 +115,24 @@ def test_a_finished_run_is_left_as_it_is(story: tuple[Path, Ended, Path], server
     assert again.out == ended.out
     assert results(run) == before
     assert len(server.requests()) == asked
+
+
+def test_adapters_that_a_server_has_forgotten_are_loaded_again(story: tuple[Path, Ended, Path], tmp_path: Path) -> None:
+    _, _, run = story
+    scenario = {
+        "models": {f"model-{n}": {} for n in range(len(MEMBERS))},
+        "rules": [{"match": {"nth": 30}, "fault": "forget_adapters", "times": 1}],
+    }
+    with start_loopback(scenario, tmp_path / "server") as server:
+        path = tribe(tmp_path, server.base_url, members=len(MEMBERS), instructions=12)
+        config = yaml.safe_load(path.read_text())
+        for member in config["members"]:
+            member["adapter"] = str(run / "iteration_000" / "training" / member["name"] / "adapter")
+        path.write_text(yaml.safe_dump(config))
+        ended = sparta("run", "--tribe", path, "--run-dir", tmp_path / "run")
+        loads = [row["path"] for row in server.requests("/load_lora_adapter")]
+    assert ended.code == 0, ended.err
+    assert len(loads) > len(MEMBERS)
+    played = {row["model"] for row in rows(tmp_path / "run" / "iteration_000" / "responses.jsonl")}
+    assert len(played) == len(MEMBERS)
+    assert not any(model.startswith("model-") for model in played)
