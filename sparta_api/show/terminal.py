@@ -83,7 +83,7 @@ def clock(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """"1 iteration", "2 iterations"."""
+    """ "1 iteration", "2 iterations"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
