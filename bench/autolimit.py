@@ -9,6 +9,7 @@ not change. The best one and auto then take turns, and medians are compared.
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,14 +50,19 @@ def _compared(directory: Path, name: str, scale: float) -> Row:
     capacity = SERVERS[name]
     total = int(TIMES_CAPACITY * capacity["concurrent"] * max(scale, 0.2))
 
+    attempts = count()
+
     def fixed_rate(fixed: int) -> float:
         enough = int(min(fixed, capacity["concurrent"]) * SECONDS_PER_SETTING / LATENCY_S)
-        return _rate(directory / f"fixed-{fixed}", capacity, fixed, min(total, enough))
+        return _rate(directory / f"fixed-{fixed}-{next(attempts)}", capacity, fixed, min(total, enough))
+
+    def auto_rate() -> float:
+        return _rate(directory / f"auto-{next(attempts)}", capacity, "auto", total)
 
     rates = {fixed: fixed_rate(fixed) for fixed in FIXED}
     best = max(rates, key=rates.__getitem__)
     say(f"auto, {name}, fixed: " + ", ".join(f"{n} {rate:.0f}/s" for n, rate in rates.items()))
-    pairs = [(_rate(directory / "auto", capacity, "auto", total), fixed_rate(best)) for _ in range(ROUNDS)]
+    pairs = [(auto_rate(), fixed_rate(best)) for _ in range(ROUNDS)]
     say(f"auto, {name}, in turns: " + ", ".join(f"auto {auto:.0f}/s, {best} {rate:.0f}/s" for auto, rate in pairs))
     auto, rate = (median(figures) for figures in zip(*pairs, strict=True))
     return Row("auto", f"{name}: auto / best fixed", auto / rate, TARGET, note=f"{auto:.0f}/s, {rate:.0f}/s at {best}")
