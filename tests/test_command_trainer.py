@@ -250,6 +250,7 @@ def finished_run(root: Path, base: Path, adapter: Path) -> Path:
     return root
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs the local extra")
 def test_an_adapter_is_merged_and_served_by_the_ollama_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
