@@ -23,7 +23,7 @@ from sparta_api.judging.score_text import (
     plain_signs,
     without_reasoning,
 )
-from sparta_api.judging.scores import LONGEST_VERDICT
+from sparta_api.judging.scores import CUT, LONGEST_REPLY, LONGEST_VERDICT
 
 PAIR = ("score_a", "score_b")
 """The keys of a judge's verdict on two responses, in the order in which they were shown."""
@@ -32,8 +32,6 @@ _PAIR_NAMES = {
     "score_a": ("score a", "response a", "answer a", "a"),
     "score_b": ("score b", "response b", "answer b", "b"),
 }
-_LONGEST_REPLY = 4_000_000
-_CUT = frozenset(("length", "max_tokens", "MAX_TOKENS", "content_filter"))
 _WRAPPERS = re.compile("results?|scores?|ratings?|evaluation|verdict|judge?ment|assessment|output|answer|final|review")
 _INNER = frozenset(("value", "score", "rating", "overall", "final"))
 _OWN_PLACE = re.compile(
@@ -65,12 +63,12 @@ def parse_fields(
     Reasoning blocks, quotations and what the judge says the response contains are ignored. Linear time; never
     raises.
     """
-    if not reply or len(reply) > _LONGEST_REPLY:
+    if not reply or len(reply) > LONGEST_REPLY:
         return None
     text = without_reasoning(plain_signs(reply)).strip()
     if not text or len(text) > LONGEST_VERDICT:
         return None
-    return _Sheet(text, tuple(keys), scale, finish_reason in _CUT).read()
+    return _Sheet(text, tuple(keys), scale, finish_reason in CUT).read()
 
 
 class _Sheet:

@@ -28,9 +28,9 @@ from sparta_api.judging.score_text import (
 LONGEST_VERDICT = 20_000
 """A reply that is longer than this many characters without its reasoning holds no readable verdict."""
 
-_LONGEST_REPLY = 4_000_000
+LONGEST_REPLY = 4_000_000
 _COMMON = re.compile(r'\s*(?:\{\s*"score"\s*:\s*([0-9]{1,4}(?:\.[0-9]{1,8})?)\s*\}|([0-9]{1,4}(?:\.[0-9]{1,8})?))\s*')
-_CUT = frozenset(("length", "max_tokens", "MAX_TOKENS", "content_filter"))
+CUT = frozenset(("length", "max_tokens", "MAX_TOKENS", "content_filter"))
 _SYNONYMS = re.compile(
     "rating|grade|mark|(?:overall|final)(?:score|rating|grade)|overall|scorevalue|оценка|балл|оцінка|puntuación|calificación|"
     "puntaje|pontuação|nota|bewertung|punktzahl|punteggio|voto|valutazione|ocena|skóre|skor|puan|评分|得分|分数|打分|評分|得點|"
@@ -58,14 +58,14 @@ def parse_score(reply: str, scale: tuple[int, int] = (1, 10), finish_reason: str
     scale or on another scale, ranges, percentages, refusals, and a number that may be cut (`finish_reason`
     "length"). Linear time; never raises; the result lies within `scale`.
     """
-    cut = finish_reason in _CUT
+    cut = finish_reason in CUT
     common = _COMMON.fullmatch(reply) if reply else None
     if common is not None:
         if common[2] and cut and not reply[-1].isspace():
             return None
         value = float(common[1] or common[2])
         return value if scale[0] <= value <= scale[1] else None
-    if not reply or len(reply) > _LONGEST_REPLY:
+    if not reply or len(reply) > LONGEST_REPLY:
         return None
     text = without_reasoning(plain_signs(reply)).lstrip()
     if not text or len(text) > LONGEST_VERDICT:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from sparta_api.endpoints.seats import LOOPBACK
 from sparta_api.errors import EndpointError
 from sparta_api.serving.lora_host import NO_SLOTS, Dialect, LoraHost, Response
 from sparta_api.trainers.adapters_check import read_adapter, refuse_saved_modules
@@ -33,7 +34,6 @@ PROBES = (
 PROBE_TOKENS = 32
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 _RANKS = re.compile(r"rank\D*(\d+)\D+max_lora_rank\D*(\d+)", re.IGNORECASE)
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 Notice = Callable[[str], None]
 
 
@@ -254,6 +254,6 @@ async def _hosts(endpoint: AdapterEndpoint) -> AsyncIterator[list[LoraHost]]:
     headers = dict(endpoint.headers)
     if endpoint.key:
         headers["Authorization"] = f"Bearer {endpoint.key}"
-    local = all(urlsplit(url).hostname in _LOOPBACK for url in endpoint.base_urls)
+    local = all(urlsplit(url).hostname in LOOPBACK for url in endpoint.base_urls)
     async with httpx.AsyncClient(headers=headers, trust_env=not local) as http:
         yield [LoraHost(http, endpoint.member, url) for url in endpoint.base_urls]
